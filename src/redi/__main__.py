@@ -1,0 +1,5 @@
+"""``python -m redi`` and ``torchrun -m redi``."""
+
+from redi.cli import main
+
+main()

@@ -1,0 +1,137 @@
+"""Attention scores of Sec. "Attention scores": incoming mass, CLS mean, CLS max and rollout.
+
+Attention rows are queries and columns are keys. ``prefix`` counts every token before the patches
+(CLS, registers, distillation), so the patch columns are ``prefix:``. Token 0 is CLS.
+
+The four functions of the paper take full attention ``[batch, heads, tokens, tokens]``. Each is a
+small statistic followed by :func:`redi.score.minmax`; a dense pass keeps only those statistics
+(:class:`AttentionScores`), never the full tensors of all blocks.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from redi.backbone.watch import Watch
+from redi.checks import require_axes
+from redi.errors import InvalidInput
+from redi.score import minmax
+
+Attention = Float[Tensor, "batch heads tokens tokens"]
+PatchMap = Float[Tensor, "batch patches"]
+
+
+def head_mean(attention: Attention) -> Float[Tensor, "batch tokens tokens"]:
+    """Statistic for rollout and, through its column mean, for incoming mass."""
+    return attention.mean(dim=1)
+
+
+def cls_rows(attention: Attention) -> Float[Tensor, "batch heads tokens"]:
+    """Statistic for CLS mean and CLS max: what the CLS token attends to, head by head.
+
+    A copy, because a view would keep the whole attention tensor alive.
+    """
+    return attention[:, :, 0].clone()
+
+
+def incoming_mass(attention: Attention, prefix: int) -> PatchMap:
+    """Eq. attentionmassraw: a_i = 1/(HT) sum_h sum_q A[h, q, j(i)], then N."""
+    _check(attention, prefix)
+    return _mass(head_mean(attention), prefix)
+
+
+def cls_mean(attention: Attention, prefix: int) -> PatchMap:
+    """Mean over heads of the attention from CLS to each patch, then N."""
+    _check(attention, prefix)
+    return _cls_mean(cls_rows(attention), prefix)
+
+
+def cls_max(attention: Attention, prefix: int) -> PatchMap:
+    """Maximum over heads of the attention from CLS to each patch, then N."""
+    _check(attention, prefix)
+    return _cls_max(cls_rows(attention), prefix)
+
+
+def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
+    """Attention rollout (Abnar and Zuidema, 2020): the CLS row of T_L ... T_2 T_1, then N.
+
+    ``attentions`` are the blocks first to last, each ``[batch, heads, tokens, tokens]`` or already
+    averaged over heads. T = rownorm(mean_h A + I). Only row 0 of the product is needed, so it is
+    composed from the left as vector-matrix products: e_0 T_L, then times T_{L-1}, down to T_1.
+
+    The rows of A sum to one, so rownorm(A + I) is (A + I) / 2 for exact softmax output; the
+    normalisation is done all the same, for attention that is not (BF16, or edited by hand).
+    """
+    if not attentions:
+        raise InvalidInput("Rollout needs the attention of at least one block.")
+    averaged = [head_mean(block) if block.ndim == 4 else block for block in attentions]
+    for block in averaged:
+        _check(block, prefix)
+    row: Tensor | None = None
+    for block in reversed(averaged):
+        # Row-normalised (A + I) applied from the left: scale the vector by 1 / rowsum first.
+        scale = 1 / (block.sum(dim=-1) + 1)
+        if row is None:
+            row = block[:, 0] * scale[:, :1]
+            row[:, 0] += scale[:, 0]
+        else:
+            row = row * scale
+            row = (row[:, None] @ block)[:, 0] + row
+    assert row is not None
+    return minmax(row[:, prefix:])
+
+
+class AttentionScores:
+    """The four scores of one dense pass, from statistics captured inside the forward.
+
+    ::
+
+        scores = AttentionScores(backbone.depth, backbone.prefix)
+        hidden = backbone.encode(tokens, watch=scores.watches)
+        maps = scores.maps()          # {"mass", "rollout", "cls_max", "cls_mean"}: [batch, patches]
+    """
+
+    def __init__(self, depth: int, prefix: int) -> None:
+        self.prefix = prefix
+        self.means = Watch(head_mean, blocks=range(depth))
+        self.rows = Watch(cls_rows, blocks=(depth - 1,))
+
+    @property
+    def watches(self) -> tuple[Watch, Watch]:
+        return self.means, self.rows
+
+    def maps(self) -> dict[str, PatchMap]:
+        means = self.means.values()
+        (rows,) = self.rows.values()
+        return {
+            "mass": _mass(means[-1], self.prefix),
+            "rollout": rollout(means, self.prefix),
+            "cls_max": _cls_max(rows, self.prefix),
+            "cls_mean": _cls_mean(rows, self.prefix),
+        }
+
+
+def _mass(mean: Float[Tensor, "batch tokens tokens"], prefix: int) -> PatchMap:
+    """Column mean of the head-averaged attention: heads and queries weigh the same in Eq. mass."""
+    return minmax(mean.mean(dim=1)[:, prefix:])
+
+
+def _cls_mean(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
+    return minmax(rows.mean(dim=1)[:, prefix:])
+
+
+def _cls_max(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
+    return minmax(rows.amax(dim=1)[:, prefix:])
+
+
+def _check(attention: Tensor, prefix: int) -> None:
+    axes = "batch heads tokens tokens" if attention.ndim == 4 else "batch tokens tokens"
+    require_axes(attention, axes, "Attention")
+    queries, keys = attention.shape[-2:]
+    if queries != keys:
+        raise InvalidInput(f"Attention must be square, but has {queries} rows, {keys} columns.")
+    if not 1 <= prefix < keys:
+        raise InvalidInput(
+            f"prefix counts the tokens before the patches: 1 to {keys - 1}, not {prefix}."
+        )

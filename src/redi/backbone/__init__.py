@@ -1,0 +1,8 @@
+"""Frozen Vision Transformers behind one interface: embed -> encode(blocks) -> final norm -> classify."""
+
+from redi.backbone.loading import load_backbone
+from redi.backbone.model import Backbone, Preprocessing
+from redi.backbone.tokens import Tokens
+from redi.backbone.watch import Watch
+
+__all__ = ["Backbone", "Preprocessing", "Tokens", "Watch", "load_backbone"]

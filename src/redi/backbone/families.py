@@ -1,0 +1,172 @@
+"""What differs between the supported architectures, one entry each: where transformers keeps the
+parts, how an image is embedded, how many prefix tokens there are, and how the checkpoint's own head
+reads the final tokens.
+
+Everything else (the block loop, attention capture, reduction) is the same for all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
+    Dinov2WithRegistersModel,
+    DINOv3ViTConfig,
+    DINOv3ViTModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTMAEConfig,
+    ViTModel,
+)
+
+from redi.backbone.tokens import Rope
+
+Normed = Float[Tensor, "batch tokens dim"]
+Logits = Float[Tensor, "batch classes"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A checkpoint's own classifier: its class in transformers and how it reads the normed tokens."""
+
+    model: type[PreTrainedModel]
+    trunk: str  # attribute under which the class keeps the encoder
+    classify: Callable[[Any, Normed, int], Logits]  # (model, normed tokens, prefix) -> logits
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture. ``blocks`` and ``norm`` are attribute paths inside the encoder."""
+
+    config: type[PreTrainedConfig]
+    encoder: type[PreTrainedModel]
+    encoder_options: dict[str, Any]
+    blocks: str
+    norm: str
+    prefix: Callable[[Any], int]
+    embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
+    heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
+
+
+def _embed_rope(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
+    """DINOv3: no additive position; (cos, sin) go to every block."""
+    cos, sin = model.rope_embeddings(pixels)
+    return model.embeddings(pixels), (cos, sin)
+
+
+def _embed_interpolated(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
+    """ViT, DeiT, MAE: learned positions, interpolated off the native size."""
+    return model.embeddings(pixels, interpolate_pos_encoding=True), None
+
+
+def _embed_learned(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
+    """DINOv2: learned positions; its embedding interpolates by itself."""
+    return model.embeddings(pixels), None
+
+
+def _classify_cls(model: Any, normed: Normed, _prefix: int) -> Logits:
+    logits: Tensor = model.classifier(normed[:, 0])
+    return logits
+
+
+def _classify_cls_and_mean(model: Any, normed: Normed, prefix: int) -> Logits:
+    pooled = torch.cat([normed[:, 0], normed[:, prefix:].mean(dim=1)], dim=1)
+    logits: Tensor = model.classifier(pooled)
+    return logits
+
+
+def _classify_distilled(model: Any, normed: Normed, _prefix: int) -> Logits:
+    logits: Tensor = (
+        model.cls_classifier(normed[:, 0]) + model.distillation_classifier(normed[:, 1])
+    ) / 2
+    return logits
+
+
+_VIT = Family(
+    config=ViTConfig,
+    encoder=ViTModel,
+    encoder_options={"add_pooling_layer": False},
+    blocks="layers",
+    norm="layernorm",
+    prefix=lambda config: 1,
+    embed=_embed_interpolated,
+    heads={
+        "ViTForImageClassification": Head(ViTForImageClassification, "vit", _classify_cls),
+    },
+)
+
+#: Architectures by the ``model_type`` of the checkpoint's config.json.
+FAMILIES: dict[str, Family] = {
+    "dinov3_vit": Family(
+        config=DINOv3ViTConfig,
+        encoder=DINOv3ViTModel,
+        encoder_options={},
+        blocks="model.layer",
+        norm="norm",
+        prefix=lambda config: 1 + config.num_register_tokens,
+        embed=_embed_rope,
+        heads={},
+    ),
+    "dinov2": Family(
+        config=Dinov2Config,
+        encoder=Dinov2Model,
+        encoder_options={},
+        blocks="encoder.layer",
+        norm="layernorm",
+        prefix=lambda config: 1,
+        embed=_embed_learned,
+        heads={
+            "Dinov2ForImageClassification": Head(
+                Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean
+            ),
+        },
+    ),
+    "dinov2_with_registers": Family(
+        config=Dinov2WithRegistersConfig,
+        encoder=Dinov2WithRegistersModel,
+        encoder_options={},
+        blocks="encoder.layer",
+        norm="layernorm",
+        prefix=lambda config: 1 + config.num_register_tokens,
+        embed=_embed_learned,
+        heads={
+            "Dinov2WithRegistersForImageClassification": Head(
+                Dinov2WithRegistersForImageClassification,
+                "dinov2_with_registers",
+                _classify_cls_and_mean,
+            ),
+        },
+    ),
+    "vit": _VIT,
+    # transformers' own MAE model masks patches at random, so its weights go into a plain ViT.
+    "vit_mae": Family(**{**vars(_VIT), "config": ViTMAEConfig, "heads": {}}),
+    "deit": Family(
+        config=DeiTConfig,
+        encoder=DeiTModel,
+        encoder_options={"add_pooling_layer": False},
+        blocks="layers",
+        norm="layernorm",
+        prefix=lambda config: 2,
+        embed=_embed_interpolated,
+        heads={
+            "DeiTForImageClassification": Head(DeiTForImageClassification, "deit", _classify_cls),
+            "DeiTForImageClassificationWithTeacher": Head(
+                DeiTForImageClassificationWithTeacher, "deit", _classify_distilled
+            ),
+        },
+    ),
+}

@@ -1,0 +1,136 @@
+"""One interface over the frozen backbones, with the loop over the blocks in our own hands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from redi.backbone.families import Family, Head
+from redi.backbone.tokens import Tokens
+from redi.backbone.watch import Watch
+from redi.errors import BackboneError, InvalidInput
+from redi.views import View, crop, reference_view, resize, to_pixels
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to the backbone's input. The sizes keep the paper's 256 : 224."""
+
+    shorter: int  # shorter side after resizing
+    size: int  # side of the crop the backbone sees
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resample: Image.Resampling = Image.Resampling.BICUBIC
+
+    def resized(self, image: Image.Image) -> Image.Image:
+        return resize(image, self.shorter, self.resample)
+
+    def reference(self, resized: Image.Image) -> View:
+        return reference_view(resized.width, resized.height, self.size)
+
+    def pixels(self, resized: Image.Image, view: View) -> Float[Tensor, "channels height width"]:
+        """One view of a resized picture as the backbone's input."""
+        return to_pixels(crop(resized, view, self.size, self.resample), self.mean, self.std)
+
+    def __call__(self, image: Image.Image) -> Float[Tensor, "channels height width"]:
+        """The reference crop of an RGB picture of any size."""
+        resized = self.resized(image)
+        return self.pixels(resized, self.reference(resized))
+
+
+class Backbone(nn.Module):
+    """A frozen ViT: ``embed -> encode -> final_norm -> classify``.
+
+    ``encode`` runs any range of blocks over any subset of patches, so a reduced sequence is the same
+    call with fewer patches: ``encode(tokens.reduced(reduction))``.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        family: Family,
+        head: Head | None,
+        preprocessing: Preprocessing,
+    ) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.family = family
+        self.head = head
+        self.preprocessing = preprocessing
+        self.encoder = model.get_submodule(head.trunk) if head else model
+        self.blocks: Sequence[nn.Module] = list(
+            self.encoder.get_submodule(family.blocks).children()
+        )
+        self.config = model.config
+        self.depth = len(self.blocks)
+        self.width: int = self.config.hidden_size
+        self.patch_size: int = self.config.patch_size
+        self.prefix = family.prefix(self.config)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """Always evaluation: in training mode DINOv3 jitters its rotary positions."""
+        return super().train(False) if mode else super().train(mode)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Labels of the checkpoint's own head, in the order of its logits."""
+        if self.head is None:
+            return None
+        names = {int(index): name for index, name in (self.config.id2label or {}).items()}
+        return [names[index] for index in sorted(names)]
+
+    def embed(self, pixels: Float[Tensor, "batch channels height width"]) -> Tokens:
+        """Prefix and patch tokens just before block 1, with learned positions already added."""
+        if pixels.ndim != 4 or pixels.shape[1] != 3 or 0 in pixels.shape:
+            raise InvalidInput(f"Pixels must be [batch 3 height width], not {list(pixels.shape)}.")
+        height, width = pixels.shape[2:]
+        grid = (height // self.patch_size, width // self.patch_size)
+        if (grid[0] * self.patch_size, grid[1] * self.patch_size) != (height, width):
+            raise InvalidInput(
+                f"An input of {width}x{height} is not a multiple of the patch size "
+                f"{self.patch_size}: crop or resize it."
+            )
+        hidden, rope = self.family.embed(self.encoder, pixels)
+        return Tokens(hidden[:, : self.prefix], hidden[:, self.prefix :], rope, grid)
+
+    def encode(
+        self, tokens: Tokens, start: int = 0, stop: int | None = None, watch: Sequence[Watch] = ()
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Run blocks ``start .. stop - 1`` and return the sequence *before* the final norm.
+
+        Each :class:`Watch` sees the attention of its blocks. To go on from a middle block, pass
+        ``tokens.advanced(hidden)`` with the next ``start``.
+        """
+        stop = self.depth if stop is None else stop
+        if not 0 <= start <= stop <= self.depth:
+            raise InvalidInput(f"Blocks {start} to {stop} do not lie within 0 to {self.depth}.")
+        hidden = tokens.sequence
+        positions = {} if tokens.rope is None else {"position_embeddings": tokens.rope}
+        for block in range(start, stop):
+            watches = tuple(watcher for watcher in watch if block in watcher.blocks)
+            watching = {"redi_watches": watches, "redi_block": block} if watches else {}
+            hidden = self.blocks[block](hidden, **positions, **watching)
+        return hidden
+
+    def final_norm(
+        self, hidden: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
+        normed: Tensor = self.encoder.get_submodule(self.family.norm)(hidden)
+        return normed
+
+    def classify(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
+        """Logits of the checkpoint's own head, from the sequence before the final norm."""
+        if self.head is None:
+            raise BackboneError(
+                "This checkpoint has no classifier of its own; train a linear probe on its features."
+            )
+        return self.head.classify(self.model, self.final_norm(hidden), self.prefix)

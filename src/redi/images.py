@@ -1,0 +1,66 @@
+"""Reading image files: whatever the file's mode or orientation, an upright RGB picture comes out."""
+
+import warnings
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from redi.errors import ImageError
+
+#: Pixels beyond which a file is refused as a decompression bomb (Pillow's own warning threshold).
+MAX_PIXELS = 89_478_485
+
+
+def load_image(path: str | Path) -> Image.Image:
+    """Decode a file to upright RGB.
+
+    Greyscale, palette, CMYK and 16-bit pictures are converted, transparency is dropped, EXIF
+    orientation is applied, and of an animation the first frame is taken. Anything that cannot be
+    decoded whole raises :class:`ImageError` with the file's name.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                image.load()
+                return to_rgb(image)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise ImageError(
+            f"{path} has more than {MAX_PIXELS:,} pixels; scale it down before using it."
+        ) from None
+    except FileNotFoundError:
+        raise ImageError(f"{path} does not exist.") from None
+    except IsADirectoryError:
+        raise ImageError(f"{path} is a folder, not an image.") from None
+    except UnidentifiedImageError:
+        raise ImageError(f"{path} is not an image that Pillow can read.") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise ImageError(f"{path} cannot be decoded: {error}.") from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An upright 8-bit RGB copy of a picture of any mode."""
+    if 0 in image.size:
+        raise ImageError(f"The image has no pixels: its size is {image.width}x{image.height}.")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        # convert() would clip 16-bit values at 255 instead of scaling them.
+        image = image.convert("I")
+    if image.mode == "I":
+        _, high = _extrema(image)
+        image = image.point(lambda value: value * (1 / 257 if high > 255 else 1)).convert("L")
+    elif image.mode == "F":
+        _, high = _extrema(image)
+        scale = 255.0 if high <= 1 else 1.0
+        image = image.point(lambda value: value * scale).convert("L")
+    elif image.mode == "P":
+        # Through RGBA, because transparency given as bytes cannot go to RGB directly.
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _extrema(image: Image.Image) -> tuple[float, float]:
+    low, high = image.getextrema()
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    return low, high

@@ -1,0 +1,171 @@
+"""The paper's fixed keep, merge and compress operator (Sec. "Fixed keep, merge, and compress operator").
+
+Batched tensor operations only; images and patches are never looped over.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from redi.checks import require_axes, require_finite
+from redi.errors import InvalidInput
+from redi.grid import Grid, cell_of, proximity, resolve_grid
+from redi.reduction.budget import Budget
+
+#: Added to every aggregation weight so that a zero score still counts a little (the paper's 1e-4).
+OFFSET = 1e-4
+
+
+class Reduction(NamedTuple):
+    """A shortened sequence and where everything went (prefix tokens are not counted)."""
+
+    tokens: Float[Tensor, "batch reduced dim"]
+    #: Grid index whose position each output token carries.
+    positions: Int[Tensor, "batch reduced"]
+    #: Output token that each patch went into.
+    source: Int[Tensor, "batch patches"]
+
+
+def reduce(
+    patches: Float[Tensor, "batch patches dim"],
+    scores: Float[Tensor, "batch patches"],
+    budget: Budget = Budget(),
+    grid: Grid | None = None,
+) -> Reduction:
+    """Shorten ``patches`` by ``scores``: the checked form of :func:`keep_merge_compress`.
+
+    ``patches`` are the embeddings just before a block (before block 1 in the paper). Output order:
+    kept tokens in raster order, then one summary token a cell, cells in raster order. ``grid`` None
+    means square.
+    """
+    require_axes(patches, "batch patches dim", "Patches")
+    require_axes(scores, "batch patches", "Scores")
+    if scores.shape != patches.shape[:2]:
+        raise InvalidInput(
+            f"There are scores for {list(scores.shape)} patches, "
+            f"but embeddings for {list(patches.shape[:2])}."
+        )
+    if not scores.is_floating_point():
+        raise InvalidInput(f"Scores must be floating point, but are {scores.dtype}.")
+    require_finite(scores, "Scores")
+    grid = resolve_grid(patches.shape[1], grid)
+    return keep_merge_compress(patches, scores, budget, grid)
+
+
+def keep_merge_compress(
+    patches: Float[Tensor, "batch patches dim"],
+    scores: Float[Tensor, "batch patches"],
+    budget: Budget,
+    grid: Grid,
+) -> Reduction:
+    """The operator itself: no look at the values, so it can be compiled and exported.
+
+    Symbols: R, M, U are ``keep``, ``merge``, ``compress``; s is ``scores``; omega = max(s, 0) + 1e-4
+    is ``weights``; m(i) is ``destination``; the cells c are ``cells x cells``.
+    """
+    n_keep, n_merge, n_compress = budget.counts(patches.shape[1])
+
+    # Roles by rank. The sort is stable: among equal scores raster order wins.
+    ranking = scores.argsort(dim=1, descending=True, stable=True)
+    keep = ranking[:, :n_keep].sort(dim=1).values
+    merge = ranking[:, n_keep : n_keep + n_merge]
+    compress = ranking[:, n_keep + n_merge :]
+
+    weights = (scores.clamp(min=0) + OFFSET).to(patches.dtype)
+    source = torch.empty_like(ranking)
+    source.scatter_(1, keep, torch.arange(n_keep, device=keep.device).expand_as(keep))
+
+    kept = _take(patches, keep)
+    if n_merge:
+        merged = _take(patches, merge)
+        destination = _merge_destination(merged, kept, merge, keep, budget.spatial, grid)
+        kept = _merge(kept, merged, weights.gather(1, merge), destination)
+        source.scatter_(1, merge, destination)
+
+    if not n_compress:
+        return Reduction(kept, keep, source)
+    cell = cell_of(compress, grid, budget.cells)
+    summaries, leader = _compress(
+        _take(patches, compress), weights.gather(1, compress), cell, budget.cells**2
+    )
+    source.scatter_(1, compress, n_keep + cell)
+    return Reduction(
+        torch.cat([kept, summaries], dim=1),
+        torch.cat([keep, compress.gather(1, leader)], dim=1),
+        source,
+    )
+
+
+def unreduce(
+    tokens: Float[Tensor, "batch reduced dim"], source: Int[Tensor, "batch patches"]
+) -> Float[Tensor, "batch patches dim"]:
+    """Spread reduced tokens back onto the full grid: every patch gets the token it went into."""
+    require_axes(tokens, "batch reduced dim", "Tokens")
+    require_axes(source, "batch patches", "Source")
+    if int(source.max()) >= tokens.shape[1]:
+        raise InvalidInput(
+            f"The source map points to token {int(source.max())}, but there are only "
+            f"{tokens.shape[1]}: leave the prefix tokens out."
+        )
+    return _take(tokens, source)
+
+
+def _take(
+    patches: Float[Tensor, "batch patches dim"], index: Int[Tensor, "batch taken"]
+) -> Float[Tensor, "batch taken dim"]:
+    return patches.gather(1, index[..., None].expand(-1, -1, patches.shape[-1]))
+
+
+def _merge_destination(
+    merged: Float[Tensor, "batch merge dim"],
+    kept: Float[Tensor, "batch keep dim"],
+    merge: Int[Tensor, "batch merge"],
+    keep: Int[Tensor, "batch keep"],
+    spatial: float,
+    grid: Grid,
+) -> Int[Tensor, "batch merge"]:
+    """Eq. mergeassignment: m(i) = argmax_{r in R} cos(x_i, x_r) + 0.30 rho_ir.
+
+    Returns places within ``keep``, which is in raster order, so the lowest patch index wins a tie.
+    """
+    similarity = normalize(merged, dim=-1) @ normalize(kept, dim=-1).transpose(1, 2)
+    near = proximity(merge, keep, grid).to(merged.dtype)
+    return (similarity + spatial * near).argmax(dim=2)
+
+
+def _merge(
+    kept: Float[Tensor, "batch keep dim"],
+    merged: Float[Tensor, "batch merge dim"],
+    weights: Float[Tensor, "batch merge"],
+    destination: Int[Tensor, "batch merge"],
+) -> Float[Tensor, "batch keep dim"]:
+    """Eq. mergeupdate: (x_r + sum omega_i x_i) / (1 + sum omega_i) over the i that go to r.
+
+    The sums are a product with the weighted assignment matrix, which is deterministic on every
+    device, as scatter-add is not. A kept token that receives nothing comes back unchanged.
+    """
+    assignment = kept.new_zeros(*kept.shape[:2], merged.shape[1])
+    assignment.scatter_(1, destination[:, None], weights[:, None])
+    return torch.baddbmm(kept, assignment, merged) / (1 + assignment.sum(dim=2, keepdim=True))
+
+
+def _compress(
+    compressed: Float[Tensor, "batch compress dim"],
+    weights: Float[Tensor, "batch compress"],
+    cell: Int[Tensor, "batch compress"],
+    n_cells: int,
+) -> tuple[Float[Tensor, "batch cells dim"], Int[Tensor, "batch cells"]]:
+    """Eq. compressupdate: one score-weighted mean a cell, and which patch lends it its position.
+
+    An empty cell takes the mean over the whole compress set. Patches come ranked, so the first
+    member of a cell is its highest scoring one; argmax finds it, and for an empty cell finds place
+    0, which is the highest scoring patch of the whole set, as the paper asks.
+    """
+    member = one_hot(cell, n_cells).transpose(1, 2)
+    leader = member.argmax(dim=2)
+    occupied = member.any(dim=2, keepdim=True)
+    share = torch.where(occupied, member, 1).to(weights.dtype) * weights[:, None]
+    return (share @ compressed) / share.sum(dim=2, keepdim=True), leader

@@ -1,0 +1,200 @@
+"""Validation views: where they are cut, how their maps come back to the reference grid, how they add up.
+
+A view is a box in the resized image (shorter side 256 by default) and a flip; every view is brought
+to the same square size before the backbone sees it. Sec. "Validation TF-IDF map".
+"""
+
+import random
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+from torch import Tensor
+
+from redi.checks import require_finite, require_same_shape
+from redi.errors import ImageError, InvalidInput
+from redi.grid import Grid, resolve_grid
+from redi.images import MAX_PIXELS
+from redi.score import norm01
+
+#: Random crops cover this fraction of the resized image, with this aspect ratio.
+CROP_SCALE = (0.60, 1.00)
+CROP_RATIO = (3 / 4, 4 / 3)
+CROP_TRIES = 10
+#: Eq. viewaggregate: 0.8 of the mean plus 0.2 of the maximum over views.
+MEAN_WEIGHT, MAX_WEIGHT = 0.8, 0.2
+
+
+@dataclass(frozen=True)
+class View:
+    """A crop of the resized image in its pixels, mirrored left to right if ``flip``."""
+
+    box: tuple[int, int, int, int]  # left, top, width, height
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.box[2] <= 0 or self.box[3] <= 0:
+            raise InvalidInput(f"A view must have a positive width and height, not {self.box}.")
+
+
+def resize(
+    image: Image.Image,
+    shorter: int = 256,
+    resample: Image.Resampling = Image.Resampling.BICUBIC,
+) -> Image.Image:
+    """Shorter side exactly ``shorter``, the longer one truncated; small images are upscaled."""
+    if 0 in image.size:
+        raise ImageError(f"The image has no pixels: its size is {image.width}x{image.height}.")
+    short, long = sorted(image.size)
+    longer = int(shorter * long / short)
+    if shorter * longer > MAX_PIXELS:
+        raise ImageError(
+            f"The image is {image.width}x{image.height}: too elongated to be resized to a shorter "
+            f"side of {shorter}."
+        )
+    wide = image.width >= image.height
+    size = (longer, shorter) if wide else (shorter, longer)
+    return image if image.size == size else image.resize(size, resample)
+
+
+def crop(
+    image: Image.Image,
+    view: View,
+    size: int = 224,
+    resample: Image.Resampling = Image.Resampling.BICUBIC,
+) -> Image.Image:
+    """Cut a view out of the resized image and bring it to ``size`` x ``size``."""
+    left, top, width, height = view.box
+    if left < 0 or top < 0 or left + width > image.width or top + height > image.height:
+        raise InvalidInput(f"{view} reaches beyond the image of {image.width}x{image.height}.")
+    picture = image.crop((left, top, left + width, top + height))
+    if picture.size != (size, size):
+        picture = picture.resize((size, size), resample)
+    return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else picture
+
+
+def to_pixels(
+    image: Image.Image, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "channels height width"]:
+    """An RGB picture as the normalised FP32 tensor a backbone takes."""
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    pixels = flat.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+    return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+
+def reference_view(width: int, height: int, size: int = 224) -> View:
+    """The centre crop of the resized image."""
+    if width < size or height < size:
+        raise InvalidInput(f"A {size} px crop does not fit into an image of {width}x{height}.")
+    return View((round((width - size) / 2), round((height - size) / 2), size, size))
+
+
+def validation_views(
+    width: int, height: int, index: int, size: int = 224, seed: int = 0
+) -> tuple[View, View, View, View]:
+    """Centre crop, its flip, and two random resized crops of an image of the given *resized* size.
+
+    The random crops depend on (seed, index, view number) alone, never on the order of calls.
+    """
+    centre = reference_view(width, height, size)
+    return (
+        centre,
+        View(centre.box, flip=True),
+        _random_view(width, height, random.Random(f"redi {seed} {index} 2")),
+        _random_view(width, height, random.Random(f"redi {seed} {index} 3")),
+    )
+
+
+def align(
+    map: Float[Tensor, "... patches"],  # noqa: A002 - the public name
+    view: View,
+    reference: View,
+    grid: Grid | None = None,
+) -> tuple[Float[Tensor, "... patches"], Bool[Tensor, "... patches"]]:
+    """Bring a view's patch map onto the reference grid: ``(values, valid)``, both shaped as ``map``.
+
+    The centre of each reference patch is expressed in the view's own coordinates (mirrored if the
+    view is flipped) and the map is sampled there bilinearly between patch centres; in the outer half
+    patch the edge value is taken. ``valid`` says whether the centre lies inside the view's box, its
+    border included. Values are 0 where invalid. Nothing is normalised.
+    """
+    rows, columns = resolve_grid(map.shape[-1], grid)
+    y, inside_y = _axis_coordinates(rows, view.box[1::2], reference.box[1::2], False, False)
+    x, inside_x = _axis_coordinates(
+        columns, view.box[0::2], reference.box[0::2], view.flip, reference.flip
+    )
+    valid = (inside_y[:, None] & inside_x[None, :]).to(map.device)
+    image = map.unflatten(-1, (rows, columns))
+    values = _sampling_matrix(y).to(image) @ image @ _sampling_matrix(x).to(image).T
+    values = torch.where(valid, values, 0)
+    return values.flatten(-2), valid.flatten().expand(map.shape)
+
+
+def aggregate(
+    values: Float[Tensor, "... views patches"], valid: Bool[Tensor, "... views patches"]
+) -> Float[Tensor, "... patches"]:
+    """Eq. viewaggregate: t = N(0.8 mu + 0.2 xi), mean and maximum over the views that cover a patch."""
+    require_same_shape(values, valid, "Values and mask")
+    require_finite(values, "The values of the views")
+    covering = valid.sum(dim=-2)
+    if not bool(covering.all()):
+        raise InvalidInput("Some reference patches lie in no view; the centre crop must be one.")
+    mean = torch.where(valid, values, 0).sum(dim=-2) / covering
+    maximum = torch.where(valid, values, -torch.inf).amax(dim=-2)
+    return norm01(MEAN_WEIGHT * mean + MAX_WEIGHT * maximum)
+
+
+def _random_view(width: int, height: int, draw: random.Random) -> View:
+    """A random resized crop: area uniform, aspect log-uniform, ten tries, then a central crop.
+
+    Only ``draw.random()`` is used, whose sequence Python promises to keep. The last resort, for
+    very elongated images, is torchvision's: the largest central crop of an admissible aspect.
+    """
+    for _ in range(CROP_TRIES):
+        area = width * height * _between(*CROP_SCALE, draw.random())
+        ratio = exp(_between(log(CROP_RATIO[0]), log(CROP_RATIO[1]), draw.random()))
+        crop_width, crop_height = round(sqrt(area * ratio)), round(sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            left = int(draw.random() * (width - crop_width + 1))
+            top = int(draw.random() * (height - crop_height + 1))
+            break
+    else:
+        crop_width = min(width, round(height * CROP_RATIO[1]))
+        crop_height = min(height, round(width / CROP_RATIO[0]))
+        left, top = (width - crop_width) // 2, (height - crop_height) // 2
+    return View((left, top, crop_width, crop_height), flip=draw.random() < 0.5)
+
+
+def _between(low: float, high: float, fraction: float) -> float:
+    return low + (high - low) * fraction
+
+
+def _axis_coordinates(
+    patches: int, box: tuple[int, ...], reference: tuple[int, ...], flip: bool, reference_flip: bool
+) -> tuple[Float[Tensor, " patches"], Bool[Tensor, " patches"]]:
+    """Along one axis: where the reference's patch centres fall in the view, in patches from the
+    centre of its first one, clamped to its last; and whether they lie inside the view's box.
+
+    ``box`` and ``reference`` are (origin, extent). float64: a view equal to the reference must come
+    out at exactly 0, 1, 2, ...
+    """
+    origin, extent = box
+    reference_origin, reference_extent = reference
+    centre = torch.arange(patches, dtype=torch.float64) + 0.5
+    if reference_flip:
+        centre = centre.flip(0)
+    pixel = reference_origin + centre * reference_extent / patches
+    offset = pixel - origin
+    inside = (offset >= 0) & (offset <= extent)
+    if flip:
+        offset = extent - offset
+    return (offset * patches / extent - 0.5).clamp(0, patches - 1), inside
+
+
+def _sampling_matrix(coordinates: Float[Tensor, " patches"]) -> Float[Tensor, "patches patches"]:
+    """Linear interpolation along one axis as a matrix: row i holds the weights of sample i."""
+    patches = len(coordinates)
+    distance = (coordinates[:, None] - torch.arange(patches, dtype=torch.float64)).abs()
+    return (1 - distance).clamp(min=0)

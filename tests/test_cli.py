@@ -1,0 +1,47 @@
+"""The command line and the cost of importing the package."""
+
+import subprocess
+import sys
+
+import pytest
+
+import redi
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "redi", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("code", ["import redi", "import redi.cli"])
+def test_importing_loads_neither_torch_nor_transformers(code: str) -> None:
+    check = f"import sys; {code}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves() -> None:
+    for name in redi.__all__:
+        assert getattr(redi, name) is not None
+    assert set(redi.__all__) == set(dir(redi))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        redi.nothing  # noqa: B018
+
+
+def test_help_and_version() -> None:
+    assert "cost" in run("--help").stdout
+    assert run("--version").stdout.strip() == f"redi {redi.__version__}"
+
+
+def test_cost_prints_table_3() -> None:
+    done = run("cost")
+    assert done.returncode == 0
+    for number in ("50.0 %", "48.0 %", "46.8 %", "71.7 %", "47.8 %"):
+        assert number in done.stdout
+
+
+def test_a_users_mistake_is_one_line_and_a_failure() -> None:
+    done = run("cost", "--keep", "0.9", "--merge", "0.5")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "redi: keep + merge is 0.9 + 0.5, more than all patches."

@@ -1,0 +1,110 @@
+"""The image feature and the linear classifier."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from redi.errors import CorpusError, InvalidInput
+from redi.probe import LinearProbe, image_feature
+
+
+def blobs(images: int = 300, classes: int = 5, width: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, width, generator=generator)
+    labels = torch.arange(images) % classes
+    noise = torch.randn(images, width, generator=generator)
+    return normalize(centres[labels] + 0.8 * noise, dim=1), labels
+
+
+def test_feature_by_hand_leaves_registers_out() -> None:
+    cls, register, patches = [3.0, 4.0], [99.0, -99.0], [[0.0, 1.0], [0.0, 3.0]]
+    feature = image_feature(torch.tensor([[cls, register, *patches]]), prefix=2)
+    expected = normalize(torch.tensor([[0.3, (0.8 + 1.0) / 2]]), dim=1)
+    torch.testing.assert_close(feature, expected)
+
+
+def test_feature_equals_a_naive_loop_and_ignores_the_order_of_patches() -> None:
+    tokens = torch.randn(4, 11, 6)
+    feature = image_feature(tokens, prefix=3)
+    for image in range(4):
+        cls = tokens[image, 0] / tokens[image, 0].norm()
+        mean = sum((tokens[image, t] for t in range(3, 11)), torch.zeros(6)) / 8
+        both = (cls + mean / mean.norm()) / 2
+        torch.testing.assert_close(feature[image], both / both.norm())
+    order = torch.cat([torch.arange(3), 3 + torch.randperm(8)])
+    torch.testing.assert_close(image_feature(tokens[:, order], prefix=3), feature)
+
+
+def test_the_recipe_is_the_papers() -> None:
+    probe = LinearProbe(1000)
+    assert (probe.epochs, probe.batch_size, probe.learning_rate, probe.weight_decay) == (
+        20,
+        4096,
+        3e-3,
+        1e-2,
+    )
+
+
+def test_steps_are_the_papers_epochs_on_large_data_and_enough_on_small() -> None:
+    features, labels = blobs()
+    small = LinearProbe(5, min_steps=30, batch_size=100).fit(features, labels)
+    assert small.steps_ == 60  # 20 epochs of 3 batches
+    assert LinearProbe(5, min_steps=75, batch_size=100).fit(features, labels).steps_ == 75
+
+
+def test_first_step_equals_a_hand_made_adamw_step() -> None:
+    # From zero weights AdamW's first step is lr * sign(gradient); decay of zero is zero.
+    features, labels = blobs(images=50)
+    probe = LinearProbe(5, epochs=1, min_steps=1).fit(features, labels)
+    residual = torch.full((50, 5), 0.2)
+    residual[torch.arange(50), labels] -= 1
+    gradient = residual.T @ features / 50
+    expected = -3e-3 * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(probe.weight_, expected, atol=1e-6, rtol=1e-3)
+
+
+def test_it_finds_the_optimum_that_a_second_order_method_finds() -> None:
+    """Without weight decay and with overlapping classes the optimum is finite; L-BFGS gives it."""
+    features, labels = blobs(images=400, width=4)
+    probe = LinearProbe(5, min_steps=1500, learning_rate=0.1, weight_decay=0).fit(features, labels)
+    weight = torch.zeros(5, 4, requires_grad=True)
+    bias = torch.zeros(5, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=500, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(features @ weight.T + bias, labels)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    best = closure().item()
+    loss = torch.nn.functional.cross_entropy(probe.logits(features), labels).item()
+    assert loss == pytest.approx(best, abs=1e-3)
+
+
+def test_same_seed_same_weights_and_batches_cover_every_image() -> None:
+    features, labels = blobs()
+    first, second = (
+        LinearProbe(5, min_steps=40, batch_size=64).fit(features, labels) for _ in "ab"
+    )
+    assert torch.equal(first.weight_, second.weight_)
+    other = LinearProbe(5, min_steps=40, batch_size=64, seed=1).fit(features, labels)
+    assert not torch.equal(first.weight_, other.weight_)
+    accuracy = (first.logits(features).argmax(1) == labels).float().mean()
+    assert accuracy > 0.8
+
+
+def test_bad_input_is_refused() -> None:
+    features, labels = blobs()
+    with pytest.raises(InvalidInput, match="Labels must lie in"):
+        LinearProbe(4).fit(features, labels)
+    with pytest.raises(InvalidInput, match="finite"):
+        LinearProbe(5).fit(features / 0, labels)
+    with pytest.raises(InvalidInput, match="300 features but 299 labels"):
+        LinearProbe(5).fit(features, labels[1:])
+    with pytest.raises(CorpusError, match="no training images"):
+        LinearProbe(5).fit(features[:0], labels[:0])
+    with pytest.raises(InvalidInput, match="prefix must be"):
+        image_feature(torch.rand(1, 4, 3), prefix=4)
