@@ -1,4 +1,4 @@
-"""Shared fixtures: one small checkpoint of every supported family, saved and loaded in the Hub's format."""
+"""Shared fixtures: one small checkpoint of every supported family, loaded from the Hub's format."""
 
 from pathlib import Path
 

@@ -16,9 +16,10 @@ from redi.views import (
     aggregate,
     align,
     crop,
+    normalise,
     reference_view,
     resize,
-    to_pixels,
+    to_bytes,
     validation_views,
 )
 
@@ -211,17 +212,17 @@ def gradient(width: int, height: int) -> Image.Image:
 def test_crop_cuts_the_box_and_mirrors_it() -> None:
     image = gradient(300, 256)
     view = View((30, 12, 224, 224))
-    straight = to_pixels(crop(image, view), (0, 0, 0), (1, 1, 1)) * 255
+    straight = to_bytes(crop(image, view))
     assert straight[0, 0, :3].tolist() == [30, 31, 32]
     assert straight[1, :3, 0].tolist() == [12, 13, 14]
-    mirrored = to_pixels(crop(image, View(view.box, flip=True)), (0, 0, 0), (1, 1, 1)) * 255
+    mirrored = to_bytes(crop(image, View(view.box, flip=True)))
     assert torch.equal(mirrored, straight.flip(2))
     assert crop(image, View((0, 0, 300, 200)), size=196).size == (196, 196)
 
 
 def test_pixels_are_normalised_per_channel() -> None:
     image = Image.new("RGB", (4, 4), (255, 0, 51))
-    pixels = to_pixels(image, (0.5, 0.5, 0.2), (0.5, 0.25, 0.1))
+    pixels = normalise(to_bytes(image), (0.5, 0.5, 0.2), (0.5, 0.25, 0.1))
     assert pixels[:, 0, 0].tolist() == pytest.approx([1.0, -2.0, 0.0], abs=1e-6)
 
 

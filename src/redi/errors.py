@@ -19,3 +19,11 @@ class CorpusError(RediError):
 
 class BackboneError(RediError):
     """A checkpoint that cannot be found, read or used."""
+
+
+class ArtifactError(RediError):
+    """A file of a run that is damaged, belongs to another run, or cannot be written."""
+
+
+class ConfigError(RediError):
+    """A setting that is missing, unknown or impossible."""

@@ -54,6 +54,7 @@ class LinearProbe:
     steps_: int = field(init=False, default=0)
     loss_: float = field(init=False, default=float("nan"))
 
+    @torch.enable_grad()
     def fit(
         self, features: Float[Tensor, "images dim"], labels: Int[Tensor, " images"]
     ) -> "LinearProbe":

@@ -5,6 +5,7 @@ of processes that gathered them; only :meth:`CorpusStatistics.table` takes logar
 """
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int
@@ -63,6 +64,23 @@ class CorpusStatistics:
         self.document_frequency += (per_image > 0).sum(dim=0)
         self.class_images += torch.bincount(labels, minlength=self.n_classes)
         return self
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "word_counts": self.word_counts,
+            "document_frequency": self.document_frequency,
+            "class_images": self.class_images,
+            "n_patches": torch.tensor(self.n_patches or 0),
+        }
+
+    def merge_state(self, state: Mapping[str, Tensor]) -> None:
+        """Add the counts of a saved part; the inverse of :meth:`state`."""
+        other = CorpusStatistics(*state["word_counts"].shape)
+        other.word_counts = state["word_counts"]
+        other.document_frequency = state["document_frequency"]
+        other.class_images = state["class_images"]
+        other.n_patches = int(state["n_patches"]) or None
+        self.merge(other)
 
     def merge(self, other: "CorpusStatistics") -> "CorpusStatistics":
         """Add the counts of another part of the corpus."""

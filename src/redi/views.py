@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -75,13 +75,21 @@ def crop(
     return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else picture
 
 
-def to_pixels(
-    image: Image.Image, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Float[Tensor, "channels height width"]:
-    """An RGB picture as the normalised FP32 tensor a backbone takes."""
+def to_bytes(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
+    """An RGB picture as a tensor of its bytes, channels first."""
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    pixels = flat.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
-    return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    return flat.view(image.height, image.width, 3).permute(2, 0, 1).contiguous()
+
+
+def normalise(
+    pixels: UInt8[Tensor, "*axes channels height width"],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Float[Tensor, "*axes channels height width"]:
+    """Bytes to the FP32 input a backbone takes, on whatever device they are."""
+    centre = torch.tensor(mean, device=pixels.device)[:, None, None]
+    spread = torch.tensor(std, device=pixels.device)[:, None, None]
+    return (pixels.float() / 255 - centre) / spread
 
 
 def reference_view(width: int, height: int, size: int = 224) -> View:

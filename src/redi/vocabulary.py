@@ -2,11 +2,11 @@
 
 The stream is walked once a pass and never held: what stays in memory is one chunk of features and
 sums of the size of the codebook. The stream is cut into chunks of a fixed number of images, whatever
-the batch size it arrives in; sums within a chunk are FP32, across chunks float64. So the result does
-not depend on the batch size, and processes that take whole chunks add up to the same sums.
+the batch size it arrives in; sums within a chunk are FP32, across chunks float64 and exact. So the
+result depends neither on the batch size nor on the order in which processes add up their chunks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import floor, sqrt
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,10 @@ from redi.errors import CorpusError, InvalidInput
 
 #: Images a chunk: 6,272 patches of a 14x14 grid, enough for the matrix product to run at full speed.
 CHUNK_IMAGES = 32
+
+#: Adding and subtracting this rounds a float64 to a multiple of 2**-28. Sums of such multiples below
+#: 2**25 are exact, so the chunks may be added in any order, by any number of processes.
+ROUNDING = 1.5 * 2.0 ** (52 - 28)
 
 GOLDEN = (sqrt(5) - 1) / 2
 
@@ -149,21 +153,28 @@ class CentroidSums:
             mode="sum",
             per_sample_weights=length.reciprocal()[order],
         )
-        self.sums += bags.double()
+        self.sums += bags.double().add_(ROUNDING).sub_(ROUNDING)
         self.counts += counts
-        self.similarity += cosine.double().sum()
+        self.similarity += cosine.double().sum().add_(ROUNDING).sub_(ROUNDING)
         self._remember_worst(rows, length, cosine)
         return words.view(chunk.shape[:2])
 
     def merge(self, other: "CentroidSums") -> "CentroidSums":
-        self.sums += other.sums
-        self.counts += other.counts
-        self.similarity += other.similarity
-        self._keep_worst(
-            torch.cat([self.worst, other.worst]),
-            torch.cat([self.worst_similarity, other.worst_similarity]),
-        )
+        self.merge_state(other.state())
         return self
+
+    def state(self) -> dict[str, Tensor]:
+        return vars(self)
+
+    def merge_state(self, state: Mapping[str, Tensor]) -> None:
+        other = {name: tensor.to(self.sums.device) for name, tensor in state.items()}
+        self.sums += other["sums"]
+        self.counts += other["counts"]
+        self.similarity += other["similarity"]
+        self._keep_worst(
+            torch.cat([self.worst, other["worst"]]),
+            torch.cat([self.worst_similarity, other["worst_similarity"]]),
+        )
 
     def objective(self) -> float:
         """Mean cosine similarity of a patch to the centroid it was assigned to."""

@@ -4,6 +4,7 @@ A Hub name is first brought into the local cache (only JSON and safetensors file
 a folder, with the network out of the picture. Nothing is unpickled and no code from a checkpoint runs.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,6 @@ from transformers.utils import logging
 
 from redi.backbone.families import FAMILIES
 from redi.backbone.model import Backbone, Preprocessing
-from redi.backbone.watch import IMPLEMENTATION
 from redi.errors import BackboneError
 
 #: The default input gives a 14x14 grid whatever the patch size: 224 px for patch 16, 196 for 14.
@@ -49,7 +49,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     ``facebook/dinov3-vitb16-pretrain-lvd1689m``. Its ``model_type`` must be one of
     :data:`redi.backbone.families.FAMILIES`.
     """
-    folder = _local_folder(name_or_path, revision)
+    folder = checkpoint_folder(name_or_path, revision)
     settings = _read_json(folder / "config.json")
     kind = settings.get("model_type")
     if kind not in FAMILIES:
@@ -73,7 +73,6 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
                 folder,
                 config=config,
                 dtype=torch.float32,
-                attn_implementation=IMPLEMENTATION,
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -92,7 +91,18 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     return Backbone(model, family, head, _preprocessing(folder, config.patch_size))
 
 
-def _local_folder(name_or_path: str | Path, revision: str | None) -> Path:
+def checkpoint_digest(folder: Path) -> str:
+    """Of the configuration and the weights, so that results can say what they were made with."""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.json"), *folder.glob("model*.safetensors")]):
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint; a Hub name is downloaded into the cache first."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path

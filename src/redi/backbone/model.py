@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head
 from redi.backbone.tokens import Tokens
-from redi.backbone.watch import Watch
+from redi.backbone.watch import IMPLEMENTATION, Watch
 from redi.errors import BackboneError, InvalidInput
-from redi.views import View, crop, reference_view, resize, to_pixels
+from redi.views import View, crop, normalise, reference_view, resize, to_bytes
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,15 @@ class Preprocessing:
     def reference(self, resized: Image.Image) -> View:
         return reference_view(resized.width, resized.height, self.size)
 
-    def pixels(self, resized: Image.Image, view: View) -> Float[Tensor, "channels height width"]:
-        """One view of a resized picture as the backbone's input."""
-        return to_pixels(crop(resized, view, self.size, self.resample), self.mean, self.std)
+    def normalise(self, pixels: Tensor) -> Float[Tensor, "*axes channels height width"]:
+        """Bytes of one or many crops to the backbone's input."""
+        return normalise(pixels, self.mean, self.std)
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "channels height width"]:
         """The reference crop of an RGB picture of any size."""
         resized = self.resized(image)
-        return self.pixels(resized, self.reference(resized))
+        reference = crop(resized, self.reference(resized), self.size, self.resample)
+        return self.normalise(to_bytes(reference))
 
 
 class Backbone(nn.Module):
@@ -57,6 +58,7 @@ class Backbone(nn.Module):
         preprocessing: Preprocessing,
     ) -> None:
         super().__init__()
+        model.set_attn_implementation(IMPLEMENTATION)
         self.model = model.eval().requires_grad_(False)
         self.family = family
         self.head = head

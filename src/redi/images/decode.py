@@ -1,6 +1,8 @@
-"""Reading image files: whatever the file's mode or orientation, an upright RGB picture comes out."""
+"""Decoding: whatever the file's mode or orientation, an upright RGB picture comes out."""
 
+import struct
 import warnings
+from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -11,31 +13,35 @@ from redi.errors import ImageError
 MAX_PIXELS = 89_478_485
 
 
-def load_image(path: str | Path) -> Image.Image:
-    """Decode a file to upright RGB.
+def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image:
+    """Decode a file, or its content, to upright RGB.
 
     Greyscale, palette, CMYK and 16-bit pictures are converted, transparency is dropped, EXIF
     orientation is applied, and of an animation the first frame is taken. Anything that cannot be
     decoded whole raises :class:`ImageError` with the file's name.
     """
+    name = name or ("The image" if isinstance(file, bytes) else str(file))
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # e.g. on corrupt EXIF, which does not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
                 image.load()
                 return to_rgb(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise ImageError(
-            f"{path} has more than {MAX_PIXELS:,} pixels; scale it down before using it."
+            f"{name} has more than {MAX_PIXELS:,} pixels; scale it down before using it."
         ) from None
     except FileNotFoundError:
-        raise ImageError(f"{path} does not exist.") from None
+        raise ImageError(f"{name} does not exist.") from None
     except IsADirectoryError:
-        raise ImageError(f"{path} is a folder, not an image.") from None
+        raise ImageError(f"{name} is a folder, not an image.") from None
     except UnidentifiedImageError:
-        raise ImageError(f"{path} is not an image that Pillow can read.") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise ImageError(f"{path} cannot be decoded: {error}.") from None
+        raise ImageError(f"{name} is not an image that Pillow can read.") from None
+    except ImageError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as error:
+        raise ImageError(f"{name} cannot be decoded: {error}.") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -1,0 +1,67 @@
+"""Which class of a checkpoint's own head each folder is."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from redi.errors import ConfigError
+
+
+def head_classes(
+    folders: Sequence[str], head: Sequence[str], class_map: Path | None = None
+) -> tuple[list[int], str]:
+    """(head class of each folder, how it was found).
+
+    A class map decides where there is one. Else a folder is the head's class of the same name
+    (case aside; the Hub writes "tench, Tinca tinca", of which any part will do). Where the names do
+    not agree, the sorted order is taken, and only if the counts are equal.
+    """
+    if class_map is not None:
+        return _by_map(folders, head, class_map), f"by {class_map.name}"
+    by_name: dict[str, int] = {}
+    for number, name in enumerate(head):
+        for part in (name, *name.split(",")):
+            by_name.setdefault(_plain(part), number)
+    found = [by_name.get(_plain(folder)) for folder in folders]
+    if all(number is not None for number in found):
+        return [number for number in found if number is not None], "by name"
+    if len(folders) == len(head):
+        return list(range(len(head))), "by sorted order: the names differ and the counts agree"
+    missing = next(f for f, number in zip(folders, found, strict=True) if number is None)
+    raise ConfigError(
+        f"The checkpoint's head has {len(head)} classes and none is called {missing!r}; with "
+        f"{len(folders)} folders the order cannot decide. Pass --class-map FILE with lines "
+        "`folder<TAB>class of the head`, or use --classifier probe."
+    )
+
+
+def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int]:
+    """Lines ``folder<TAB>class``, or a JSON object; a class is a name or a number of the head."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):
+            pairs = {str(key): str(value) for key, value in json.loads(text).items()}
+        else:
+            rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+            pairs = {folder: name for folder, name in rows}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The class map {file} cannot be read ({error}): it needs lines `folder<TAB>class`."
+        ) from None
+    names = {_plain(name): number for number, name in enumerate(head)}
+    result = []
+    for folder in folders:
+        if folder not in pairs:
+            raise ConfigError(f"The class map {file} does not name the folder {folder!r}.")
+        wanted = pairs[folder].strip()
+        number = int(wanted) if wanted.isdecimal() else names.get(_plain(wanted), -1)
+        if not 0 <= number < len(head):
+            raise ConfigError(
+                f"The class map {file} gives {folder!r} the class {wanted!r}, which the head lacks."
+            )
+        result.append(number)
+    return result
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").lower().split())

@@ -1,0 +1,88 @@
+"""Webdataset shards: ``.tar`` files whose members share a key, e.g. ``000123.jpg`` and ``000123.cls``.
+
+Shards in the order of their names, images in the order of their members. The headers are read once
+to know where each image lies; after that an image is one seek and one read. Nothing is extracted.
+"""
+
+import tarfile
+from glob import glob
+from pathlib import Path, PurePosixPath
+
+from PIL import Image
+
+from redi.errors import CorpusError, ImageError
+from redi.images.decode import load_image
+from redi.images.sources import SUFFIXES, digest_lines
+
+#: Largest member that is read, in bytes: a header may claim anything.
+MAX_MEMBER = 256 * 2**20
+
+
+class ShardImages:
+    """Labels come from ``.cls`` members, a number or a class name. Numbers are class indices; names
+    are sorted by code point."""
+
+    def __init__(self, shards: list[Path], name: str) -> None:
+        self.name = name
+        self.shards = shards
+        self.places: list[tuple[int, str, int, int]] = []  # shard, member, offset, size
+        written: list[str] = []
+        for number, shard in enumerate(shards):
+            for image, label in _pairs(shard):
+                self.places.append((number, image.name, image.offset_data, image.size))
+                written.append(label)
+        if all(label.isdecimal() for label in written):
+            self.labels: list[int] = [int(label) for label in written]
+            self.class_names: list[str] = [str(k) for k in range(max(self.labels, default=-1) + 1)]
+        else:
+            self.class_names = sorted(set(written))
+            place = {label: k for k, label in enumerate(self.class_names)}
+            self.labels = [place[label] for label in written]
+
+    @classmethod
+    def from_pattern(cls, pattern: Path) -> "ShardImages":
+        shards = sorted(Path(match) for match in glob(str(pattern)))
+        if not shards:
+            raise CorpusError(f"No shard matches {pattern}.")
+        return cls(shards, str(pattern))
+
+    def load(self, index: int) -> Image.Image:
+        number, member, offset, size = self.places[index]
+        name = self.image_name(index)
+        if size > MAX_MEMBER:
+            raise ImageError(f"{name} is {size:,} bytes, more than {MAX_MEMBER:,}: {member} is refused.")
+        with self.shards[number].open("rb") as file:
+            file.seek(offset)
+            return load_image(file.read(size), name)
+
+    def image_name(self, index: int) -> str:
+        number, member, _, _ = self.places[index]
+        return f"{self.shards[number].name}/{member}"
+
+    def fingerprint(self) -> str:
+        shards = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
+        return digest_lines([*shards, "", *(f"{p[1]} {p[3]}" for p in self.places)])
+
+
+def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
+    """(image member, label) of every key of a shard, in the order of the images."""
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, str] = {}
+    try:
+        with tarfile.open(shard, "r:") as file:
+            for member in file:
+                path = PurePosixPath(member.name)
+                key = str(path.with_suffix(""))
+                if not member.isfile():
+                    continue
+                if path.suffix.lower() in SUFFIXES:
+                    images[key] = member
+                elif path.suffix == ".cls" and member.size < 1024:
+                    content = file.extractfile(member)
+                    assert content is not None
+                    labels[key] = content.read().decode(errors="replace").strip()
+    except tarfile.TarError as error:
+        raise CorpusError(f"{shard} is not a readable tar file: {error}.") from error
+    if unlabelled := [key for key in images if key not in labels]:
+        raise CorpusError(f"{shard} has no label (.cls) for {unlabelled[0]}.")
+    return [(member, labels[key]) for key, member in images.items()]

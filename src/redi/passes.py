@@ -1,0 +1,223 @@
+"""A pass over the images that can be killed at any moment, continued, and shared by processes.
+
+The images are cut into fixed chunks of the index order. Each process takes whole chunks and writes
+what it has into the run folder every few seconds: rows (a few numbers an image) as new files, sums
+as one file that is replaced and lists the chunks they cover. When all chunks are covered, the main
+process merges the parts of all processes, of this run and of killed ones. Merging is exact in any
+order: rows are sorted by index, counts are integers, and the sums of :mod:`redi.vocabulary` are
+multiples of a fixed step. So a continued run, or one with another number of processes, gives what
+an uninterrupted one gives.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from redi import artifacts
+from redi.distributed import Ranks
+from redi.errors import ImageError
+from redi.loader import Batch, ViewDataset, load_batches
+from redi.progress import track
+
+#: Images a chunk: the unit of work of a process.
+CHUNK = 128
+#: Seconds between two writes of what has been done.
+SAVE_EVERY = 5.0
+
+
+class Sums(Protocol):
+    """State that adds up over chunks: ``merge`` must be exact in any order."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def merge_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """Everything a pass gave, on the main process: rows in index order, sums of all processes."""
+
+    indices: list[int]
+    rows: dict[str, Tensor]
+    sums: dict[str, Any]
+    skipped: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What to do with every image: ``step`` turns a batch into rows and adds to the sums."""
+
+    name: str
+    dataset: ViewDataset
+    step: Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
+    sums: Callable[[], dict[str, Any]] = dict
+    indices: Sequence[int] | None = None  # None: all images
+
+
+@dataclass
+class _Part:
+    """What one process has done since its run began."""
+
+    chunks: list[int] = field(default_factory=list)
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    row_files: int = 0
+
+
+@dataclass(frozen=True)
+class PassRunner:
+    """Runs passes of one run folder: where parts go, who shares the work, how images are loaded."""
+
+    folder: Path  # for the parts; emptied when their outcome is safe
+    ranks: Ranks
+    batch_size: int
+    workers: int
+    strict: bool = False
+
+    def run(self, work: Pass, key: artifacts.Key) -> Outcome | None:
+        """Finish a pass and merge its parts; None on processes other than the main one.
+
+        Parts of an earlier run count if their key is the same.
+        """
+        indices = range(len(work.dataset)) if work.indices is None else work.indices
+        chunks = [indices[at : at + CHUNK] for at in range(0, len(indices), CHUNK)]
+        folder = self.folder / work.name.replace(" ", "-")
+        if self.ranks.is_main:
+            self._remove_foreign(folder, key)
+        self.ranks.wait()
+        covered = self._covered(folder)
+        mine = [chunk for chunk in range(len(chunks)) if chunk not in covered]
+        generation = 1 + max((int(path.name[1:5]) for path in folder.glob("g*")), default=0)
+        stem = folder / f"g{generation:04d}-r{self.ranks.rank:04d}"
+        self.ranks.wait()  # nobody may write before everybody has looked
+        self._work(work, key, stem, chunks, mine[self.ranks.rank :: self.ranks.world])
+        self.ranks.wait()
+        return self._merge(work, folder) if self.ranks.is_main else None
+
+    def discard(self, name: str) -> None:
+        """Remove the parts of a pass whose outcome has been written."""
+        if self.ranks.is_main:
+            shutil.rmtree(self.folder / name.replace(" ", "-"), ignore_errors=True)
+
+    def _work(
+        self,
+        work: Pass,
+        key: artifacts.Key,
+        stem: Path,
+        chunks: Sequence[Sequence[int]],
+        mine: Sequence[int],
+    ) -> None:
+        part, sums = _Part(), work.sums()
+        rows: list[tuple[list[int], Mapping[str, Tensor]]] = []
+        total = sum(map(len, chunks))
+        share = sum(len(chunks[chunk]) for chunk in mine) * self.ranks.world
+        saved = monotonic()
+        with track(work.name, total, max(total - share, 0), show=self.ranks.is_main) as progress:
+            for chunk, last, batch in self._batches(work, chunks, mine):
+                if batch.skipped and self.strict:
+                    raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first such image)")
+                part.skipped += batch.skipped
+                if batch.indices:
+                    rows.append((batch.indices, work.step(batch, sums)))
+                progress.advance((len(batch.indices) + len(batch.skipped)) * self.ranks.world)
+                if last:
+                    part.chunks.append(chunk)
+                    if monotonic() - saved > SAVE_EVERY:
+                        self._save(stem, key, part, sums, rows)
+                        saved = monotonic()
+            if mine:
+                self._save(stem, key, part, sums, rows)
+
+    def _batches(
+        self, work: Pass, chunks: Sequence[Sequence[int]], mine: Sequence[int]
+    ) -> Iterator[tuple[int, bool, Batch]]:
+        """(chunk, whether it ends with this batch, batch). Batches never cross a chunk."""
+        plan = [
+            (chunk, at + self.batch_size >= len(chunks[chunk]), chunks[chunk][at : at + self.batch_size])
+            for chunk in mine
+            for at in range(0, len(chunks[chunk]), self.batch_size)
+        ]
+        loaded = load_batches(work.dataset, [batch for _, _, batch in plan], self.workers)
+        for (chunk, last, _), batch in zip(plan, loaded, strict=True):
+            yield chunk, last, batch
+
+    def _save(
+        self,
+        stem: Path,
+        key: artifacts.Key,
+        part: _Part,
+        sums: Mapping[str, Sums],
+        rows: list[tuple[list[int], Mapping[str, Tensor]]],
+    ) -> None:
+        """Rows first, as a new file; then the part's own file, whose renaming makes both count."""
+        if rows:
+            tensors = {name: torch.cat([row[name].cpu() for _, row in rows]) for name in rows[0][1]}
+            tensors[".indices"] = torch.tensor([index for indices, _ in rows for index in indices])
+            artifacts.save(_row_file(stem, part.row_files), tensors, key)
+            part.row_files += 1
+            rows.clear()
+        state = {
+            f"{name}/{field}": tensor
+            for name, total in sums.items()
+            for field, tensor in total.state().items()
+        }
+        state[".chunks"] = torch.tensor(part.chunks)
+        artifacts.save(
+            stem.with_name(f"{stem.name}.safetensors"),
+            state,
+            key,
+            skipped=part.skipped,
+            row_files=part.row_files,
+        )
+
+    def _remove_foreign(self, folder: Path, key: artifacts.Key) -> None:
+        """Parts made from something else, e.g. with another number of words, are of no use."""
+        for path in _part_files(folder):
+            if not artifacts.is_current(path, key):
+                for file in folder.glob(f"{path.stem}*"):
+                    file.unlink()
+
+    def _covered(self, folder: Path) -> set[int]:
+        """Chunks that earlier runs finished."""
+        return {
+            int(chunk)
+            for path in _part_files(folder)
+            for chunk in artifacts.load(path)[0][".chunks"].tolist()
+        }
+
+    def _merge(self, work: Pass, folder: Path) -> Outcome:
+        sums, skipped = work.sums(), []
+        rows: list[dict[str, Tensor]] = []
+        for path in _part_files(folder):
+            state, manifest = artifacts.load(path)
+            for name, total in sums.items():
+                prefix = f"{name}/"
+                total.merge_state(
+                    {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+                )
+            skipped += [(int(index), str(reason)) for index, reason in manifest["notes"]["skipped"]]
+            for number in range(manifest["notes"]["row_files"]):
+                rows.append(artifacts.load(_row_file(path.with_suffix(""), number))[0])
+        merged = {name: torch.cat([part[name] for part in rows]) for name in rows[0]} if rows else {}
+        indices = merged.pop(".indices", torch.empty(0, dtype=torch.int64))
+        order = indices.argsort()
+        return Outcome(
+            indices[order].tolist(),
+            {name: tensor[order] for name, tensor in merged.items()},
+            sums,
+            sorted(skipped),
+        )
+
+
+def _part_files(folder: Path) -> list[Path]:
+    """Parts are ``gNNNN-rNNNN.safetensors``; their rows ``gNNNN-rNNNN-NNNNNN.rows``."""
+    return sorted(folder.glob("g????-r????.safetensors"))
+
+
+def _row_file(stem: Path, number: int) -> Path:
+    return stem.with_name(f"{stem.name}-{number:06d}.rows")

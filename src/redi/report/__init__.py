@@ -1,0 +1,1 @@
+"""Tables, figures and the explorer: they read records, never models."""

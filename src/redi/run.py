@@ -1,0 +1,135 @@
+"""One run folder: what it was made from, where its artefacts are, and the tools every stage needs."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redi import artifacts
+from redi.backbone import Backbone, load_backbone
+from redi.backbone.loading import checkpoint_digest, checkpoint_folder
+from redi.config import RunConfig, to_toml
+from redi.distributed import Ranks
+from redi.errors import ArtifactError
+from redi.images import LabelledImages, open_images, relabel
+from redi.loader import ViewDataset
+from redi.passes import PassRunner
+
+ATTENTION_SCORES = ("mass", "rollout", "cls_max", "cls_mean")
+PRODUCTS = tuple(f"redi_{name}" for name in ATTENTION_SCORES)
+#: Rows of the paper's tables that use the reducer, in the order of results.json.
+SCORES = ("random", "tfidf", *ATTENTION_SCORES, *PRODUCTS)
+
+
+class Run:
+    """A configuration bound to its data, its checkpoint and its folder.
+
+    The model is loaded when a stage first needs it, so looking at a finished run is quick.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+        self.config = config.checked()
+        self.ranks = ranks
+        self.device = device
+        self.folder = Path(config.out).expanduser()
+        self.training: LabelledImages = open_images(config.train)
+        self.validation: LabelledImages = relabel(open_images(config.val), self.training)
+        self.checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+        self.identity = {
+            "backbone": checkpoint_digest(self.checkpoint),
+            "train": self.training.fingerprint(),
+            "val": self.validation.fingerprint(),
+        }
+        self.passes = PassRunner(
+            self.folder / "partial",
+            ranks,
+            config.runtime.batch_size,
+            config.runtime.workers,
+            config.runtime.strict,
+        )
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        return load_backbone(self.checkpoint).to(self.device)
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def key(self, stage: str, *data: str, **settings: Any) -> dict[str, Any]:
+        """What an artefact depends on: the checkpoint, the named data sets, settings, inputs.
+
+        An upstream artefact enters as its digest, so a change runs down the chain.
+        """
+        identity = {name: self.identity[name] for name in ("backbone", *data)}
+        return {"stage": stage, **identity, **settings}
+
+    def digest(self, name: str) -> str:
+        manifest = artifacts.read_manifest(self.path(name))
+        if manifest is None:
+            raise ArtifactError(f"{self.path(name)} is missing; run the stage that makes it.")
+        digest: str = manifest["digest"]
+        return digest
+
+    def current(self, name: str, key: artifacts.Key) -> bool:
+        """Whether an artefact is there and made from the same; one of another run is refused."""
+        manifest = artifacts.read_manifest(self.path(name))
+        if manifest is None:
+            return False
+        for what in ("backbone", "train", "val"):
+            if manifest["key"].get(what, self.identity[what]) != self.identity[what]:
+                raise ArtifactError(_foreign(self.path(name), what))
+        return artifacts.is_current(self.path(name), key)
+
+    def load(self, name: str) -> dict[str, Tensor]:
+        return artifacts.load(self.path(name))[0]
+
+    def dataset(self, images: LabelledImages, four_views: bool = False) -> ViewDataset:
+        return ViewDataset(images, self.backbone.preprocessing, four_views, self.config.seed)
+
+    def claim(self) -> None:
+        """Note in the folder what the run is made from, or refuse a folder of another run."""
+        note = self.folder / "run.json"
+        if note.exists():
+            try:
+                known = json.loads(note.read_text(encoding="utf-8"))["identity"]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise ArtifactError(f"{note} is damaged: delete it and run again.") from None
+            for what, value in self.identity.items():
+                if known.get(what) != value:
+                    raise ArtifactError(_foreign(self.folder, what))
+        artifacts.write_text(note, json.dumps({"identity": self.identity}, indent=2) + "\n")
+        artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """One run at a time in a folder. The lock ends with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ArtifactError(
+            f"The run folder {folder} cannot be written: {error.strerror}. Choose another --out."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ArtifactError(
+                f"Another redi process is working in {folder}: wait for it, or choose another --out."
+            ) from None
+        yield
+
+
+def _foreign(path: Path, what: str) -> str:
+    names = {"backbone": "backbone", "train": "training set", "val": "validation set"}
+    return (
+        f"{path} belongs to another {names[what]} than this command names: choose another --out, or "
+        "delete it to start anew."
+    )

@@ -1,0 +1,130 @@
+"""The score stage: every patch score of every validation image, in one pass over the four views.
+
+The forward of the reference view gives its words, all four attention maps and the dense feature at
+once; the other three views give words. Maps are kept as FP16 and read back as FP32, as in the paper.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from redi import artifacts
+from redi.attention import AttentionScores
+from redi.errors import CorpusError
+from redi.loader import Batch
+from redi.passes import Pass
+from redi.probe import image_feature
+from redi.run import ATTENTION_SCORES, SCORES, Run
+from redi.score import hybrid
+from redi.stages.corpus import tfidf_done
+from redi.tfidf import lookup
+from redi.views import View, aggregate, align
+
+
+def score_key(run: Run) -> dict[str, Any]:
+    return run.key(
+        "score",
+        "val",
+        vocabulary=run.digest("vocabulary"),
+        tfidf=run.digest("tfidf"),
+        codebooks=run.digest("analysis/codebooks"),
+        features=run.config.probe.features,
+        seed=run.config.seed,
+    )
+
+
+def score_done(run: Run) -> bool:
+    if not tfidf_done(run):
+        return False
+    key = score_key(run)
+    return all(run.current(name, key) for name in _outputs())
+
+
+def _outputs() -> list[str]:
+    return [*(f"scores/{name}" for name in SCORES), "scores/words", "scores/dense"]
+
+
+def make_scores(run: Run) -> None:
+    key = score_key(run)
+    backbone = run.backbone
+    table = run.load("tfidf")["table"].to(run.device)
+    centroids = run.load("vocabulary")["centroids"].to(run.device)
+    figure_words = run.load("analysis/codebooks")[f"block{backbone.depth}/centroids"].to(run.device)
+
+    def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        pixels = batch.pixels.to(run.device)
+        attention = AttentionScores(backbone.depth, backbone.prefix)
+        words = []
+        for view in range(pixels.shape[1]):
+            tokens = backbone.embed(backbone.preprocessing.normalise(pixels[:, view]))
+            hidden = backbone.encode(tokens, watch=attention.watches if view == 0 else ())
+            words.append((hidden[:, backbone.prefix :] @ centroids.T).argmax(dim=-1))
+            if view == 0:
+                final, maps = hidden, attention.maps()
+        tfidf = corpus_map(table, torch.stack(words, dim=1), batch.labels.to(run.device), batch.views)
+        maps["random"] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(run.device)
+        maps["tfidf"] = tfidf
+        for name in ATTENTION_SCORES:
+            maps[f"redi_{name}"] = hybrid(tfidf, maps[name])
+        normed = backbone.final_norm(final)
+        tokens_read = final if run.config.probe.features == "prenorm" else normed
+        rows = {f"score/{name}": maps[name].half() for name in SCORES}
+        rows |= {
+            "labels": batch.labels,
+            "words": torch.stack(words, dim=1).to(torch.int16),
+            "figure_words": (final[:, backbone.prefix :] @ figure_words.T).argmax(-1).to(torch.int16),
+            "boxes": torch.tensor([[view.box for view in views] for views in batch.views]),
+            "flips": torch.tensor([[view.flip for view in views] for views in batch.views]),
+            "features": image_feature(tokens_read, backbone.prefix),
+        }
+        if backbone.head is not None:
+            rows["native_logits"] = backbone.head.classify(backbone.model, normed, backbone.prefix)
+        return rows
+
+    name = "score"
+    outcome = run.passes.run(Pass(name, run.dataset(run.validation, four_views=True), step), key)
+    if outcome is not None:
+        if not outcome.indices:
+            raise CorpusError(f"None of the images in {run.validation.name} could be decoded.")
+        rows = outcome.rows
+        common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
+        for score in SCORES:
+            tensors = {"scores": rows[f"score/{score}"], "indices": common["indices"]}
+            artifacts.save(run.path(f"scores/{score}"), tensors, key)
+        views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
+        artifacts.save(run.path("scores/words"), {**common, **views}, key)
+        dense = {field: rows[field] for field in ("features", "native_logits") if field in rows}
+        artifacts.save(run.path("scores/dense"), {**common, **dense}, key, skipped=outcome.skipped)
+    run.ranks.wait()
+    run.passes.discard(name)
+
+
+def corpus_map(
+    table: Float[Tensor, "classes words"],
+    words: Int[Tensor, "batch views patches"],
+    labels: Int[Tensor, " batch"],
+    views: list[tuple[View, ...]],
+) -> Float[Tensor, "batch patches"]:
+    """The validation TF-IDF map: look up each view, align it to the first, aggregate."""
+    looked_up = torch.stack(
+        [lookup(table, words[:, view], labels) for view in range(words.shape[1])], dim=1
+    )
+    values, valid = torch.empty_like(looked_up), torch.empty_like(looked_up, dtype=torch.bool)
+    for image, image_views in enumerate(views):
+        for number, view in enumerate(image_views):
+            values[image, number], valid[image, number] = align(
+                looked_up[image, number], view, image_views[0]
+            )
+    return aggregate(values, valid)
+
+
+def random_scores(seed: int, indices: list[int], patches: int) -> Float[Tensor, "batch patches"]:
+    """Uniform noise from (seed, index) alone."""
+    rows = []
+    for index in indices:
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+        rows.append(torch.rand(patches, generator=generator))
+    return torch.stack(rows)

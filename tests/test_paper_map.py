@@ -1,0 +1,47 @@
+"""docs/PAPER_MAP.md: every name in it resolves, and every labelled equation of the paper is in it."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "PAPER_MAP.md").read_text(encoding="utf-8")
+NAMES = sorted(set(re.findall(r"`(redi(?:\.\w+)+)`", TEXT)))
+TESTS = sorted(set(re.findall(r"`(test_\w+\.py)::(\w+)`", TEXT)))
+EQUATIONS = (
+    "tf classcontrast idf tfidfgt norm01 viewtfidf viewaggregate attentionmassraw hybrid "
+    "mergeassignment mergeupdate compressupdate blockcompute"
+).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_function_exists(name: str) -> None:
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[split:]:
+            found = getattr(found, attribute)
+        return
+    pytest.fail(f"{name} does not resolve")
+
+
+@pytest.mark.parametrize(("file", "name"), TESTS)
+def test_test_exists(file: str, name: str) -> None:
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+def test_every_equation_has_a_row_with_a_function_and_a_test() -> None:
+    for equation in EQUATIONS:
+        (row,) = re.findall(rf"^\| Eq\. {equation} \|.*$", TEXT, flags=re.MULTILINE)
+        assert "`redi." in row
+        assert "::test_" in row
+
+
+def test_the_equations_are_those_of_the_paper(shared: Path) -> None:
+    paper = (shared / "paper.tex").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\\label\{eq:(\w+)\}", paper)) == sorted(EQUATIONS)

@@ -1,0 +1,428 @@
+"""The whole protocol on a small run: its artefacts, its faults, its processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import save_checkpoint
+from PIL import Image
+from small_run import COLOURS, TRAIN, VAL, small_config, write_images
+
+from redi import artifacts, passes
+from redi.attention import AttentionScores
+from redi.backbone import load_backbone
+from redi.config import RunConfig, read_config
+from redi.distributed import Ranks
+from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, ImageError
+from redi.images import FolderImages, load_image
+from redi.pipeline import STAGES, execute
+from redi.probe import image_feature
+from redi.records import Results, read_results
+from redi.reduction import reduce
+from redi.report.tables import print_tables
+from redi.run import SCORES, Run, lock
+from redi.score import hybrid
+from redi.tfidf import CorpusStatistics, lookup
+from redi.views import aggregate, align, validation_views
+from redi.vocabulary import Vocabulary
+
+SCRIPT = Path(__file__).with_name("small_run.py")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "CHUNK", 8)
+    monkeypatch.setattr(passes, "SAVE_EVERY", 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder)
+    save_checkpoint("dinov3", folder / "backbone")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("run")
+    start(folder, out)
+    return out
+
+
+def start(folder: Path, out: Path, *options: str) -> None:
+    done = script(folder, out, *options)
+    assert done.returncode == 0, done.stderr
+
+
+def script(folder: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), str(folder), str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def content(out: Path) -> dict[str, Any]:
+    """Everything that a run found: tensors by digest, rows as they are."""
+    found: dict[str, Any] = {
+        str(path.relative_to(out)): artifacts.load(path)[1]["digest"]
+        for path in sorted(out.rglob("*.safetensors"))
+    }
+    results = json.loads((out / "results.json").read_text())
+    return {**found, "rows": results["rows"], "digests": results["digests"]}
+
+
+def test_results_have_the_papers_rows(finished: Path) -> None:
+    results = read_results(finished)
+    assert [row.name for row in results.rows] == ["dense", *SCORES]
+    assert {row.classifier for row in results.rows} == {"probe"}
+    assert [row.tokens for row in results.rows] == [201, *[107] * 10]
+    assert {row.name for row in results.rows if row.labels == "gt"} == {
+        "tfidf",
+        "redi_mass",
+        "redi_rollout",
+        "redi_cls_max",
+        "redi_cls_mean",
+    }
+    assert all(row.images == VAL * len(COLOURS) for row in results.rows)
+    assert results.row("dense", "probe").top1 > 50, "the probe has learnt something"
+    assert results.row("dense", "probe").p_value == 1
+    assert results.notes["probe"]["steps"] == 50
+    assert len(results.notes["vocabulary"]["objective"]) == 3
+
+
+def test_a_finished_run_leaves_no_parts_behind(finished: Path) -> None:
+    assert not list((finished / "partial").rglob("*.*"))
+    assert not list(finished.rglob(".*.safetensors.*"))
+
+
+def test_vocabulary_and_table_equal_the_library_called_by_hand(folder: Path, finished: Path) -> None:
+    """The stages stream, chunk and merge; the mathematics must be that of the library."""
+    backbone = load_backbone(folder / "backbone")
+    images = FolderImages(folder / "train")
+    pixels = torch.stack([backbone.preprocessing(images.load(k)) for k in range(len(images.labels))])
+    hidden = backbone.encode(backbone.embed(pixels))
+    vocabulary = Vocabulary(16).fit([hidden[:, backbone.prefix :]])
+    stored, manifest = artifacts.load(finished / "vocabulary.safetensors")
+    torch.testing.assert_close(stored["centroids"], vocabulary.centroids_, atol=1e-4, rtol=0)
+    assert manifest["notes"]["objective"] == pytest.approx(vocabulary.objective_, abs=1e-5)
+    words = vocabulary.assign(hidden[:, backbone.prefix :])
+    statistics = CorpusStatistics(4, 16).update(words, torch.tensor(images.labels))
+    table = artifacts.load(finished / "tfidf.safetensors")[0]["table"]
+    torch.testing.assert_close(table, statistics.table(), atol=1e-4, rtol=1e-3)
+    features = artifacts.load(finished / "features.safetensors")[0]
+    expected = image_feature(backbone.final_norm(hidden), backbone.prefix)
+    torch.testing.assert_close(features["features"], expected, atol=1e-5, rtol=0)
+
+
+def test_scores_and_predictions_equal_the_library_called_by_hand(
+    folder: Path, finished: Path
+) -> None:
+    backbone = load_backbone(folder / "backbone")
+    images = FolderImages(folder / "val")
+    table = artifacts.load(finished / "tfidf.safetensors")[0]["table"]
+    vocabulary = Vocabulary(16)
+    vocabulary.centroids_ = artifacts.load(finished / "vocabulary.safetensors")[0]["centroids"]
+    probe = artifacts.load(finished / "probe.safetensors")[0]
+    index = 13
+    from redi.views import crop, to_bytes
+
+    resized = backbone.preprocessing.resized(images.load(index))
+    views = validation_views(resized.width, resized.height, index, backbone.preprocessing.size)
+    maps, masks = [], []
+    watched = AttentionScores(backbone.depth, backbone.prefix)
+    for view in views:
+        picture = to_bytes(crop(resized, view, backbone.preprocessing.size))
+        tokens = backbone.embed(backbone.preprocessing.normalise(picture)[None])
+        hidden = backbone.encode(tokens, watch=watched.watches if view is views[0] else ())
+        words = vocabulary.assign(hidden[:, backbone.prefix :])
+        raw = lookup(table, words, torch.tensor([images.labels[index]]))
+        values, valid = align(raw[0], view, views[0])
+        maps.append(values)
+        masks.append(valid)
+    tfidf = aggregate(torch.stack(maps), torch.stack(masks))
+    expected = hybrid(tfidf[None], watched.maps()["mass"])
+    stored = artifacts.load(finished / "scores" / "redi_mass.safetensors")[0]
+    assert stored["scores"].dtype == torch.float16
+    torch.testing.assert_close(stored["scores"][index].float(), expected[0], atol=2e-3, rtol=0)
+
+    tokens = backbone.embed(backbone.preprocessing(images.load(index))[None])
+    reduction = reduce(tokens.patches, stored["scores"][index : index + 1].float())
+    normed = backbone.final_norm(backbone.encode(tokens.reduced(reduction)))
+    logits = image_feature(normed, backbone.prefix) @ probe["weight"].T + probe["bias"]
+    predicted = artifacts.load(finished / "predictions" / "probe" / "redi_mass.safetensors")[0]
+    torch.testing.assert_close(
+        predicted["logits"][index], logits.sort(descending=True).values[0], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_tables_print_gain_and_what_they_exclude(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_tables(read_results(finished))
+    printed = capsys.readouterr().out
+    for text in ("Table 1", "Table 2", "Table 3", "Gain", "[gt]", "oracle", "Excludes score"):
+        assert text in printed
+
+
+def test_everything_is_skipped_the_second_time_and_redone_when_a_setting_changes(
+    folder: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(finished)
+    config = small_config(folder, finished)
+    execute(config)
+    assert capsys.readouterr().err.splitlines() == [f"{stage.name}: already done" for stage in STAGES]
+    assert content(finished) == before
+    changed = replace(config, budget=replace(config.budget, keep=0.25))
+    results = execute(changed)
+    assert isinstance(results, Results)
+    said = capsys.readouterr().err
+    assert "score: already done" in said
+    assert "evaluate: 10 reduced" in said
+    assert results.row("tfidf", "probe").tokens == 5 + 49 + 4
+    assert read_config(finished / "config.toml") == changed
+    execute(config)
+    assert content(finished) == before
+
+
+def test_each_stage_can_run_alone(folder: Path, tmp_path: Path) -> None:
+    assert execute(small_config(folder, tmp_path), until="tfidf") is None
+    assert (tmp_path / "tfidf.safetensors").exists()
+    assert not (tmp_path / "probe.safetensors").exists()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(small_config(folder, tmp_path / "run"), dry_run=True)
+    plan = capsys.readouterr().out
+    assert "3 passes over 28 training images" in plan
+    assert "disk" in plan
+    assert not (tmp_path / "run").exists()
+
+
+def test_killed_at_many_moments_it_ends_with_the_results_of_an_uninterrupted_run(
+    folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    kills = 0
+    for write in (1, 2, 4, 6, 9, 3, 7, 13, 5, 17, 11):
+        done = script(folder, tmp_path, "--kill-at-write", str(write))
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        kills += 1
+    assert kills >= 8
+    start(folder, tmp_path)
+    assert content(tmp_path) == content(finished)
+
+
+def torchrun(folder: Path, out: Path, processes: int, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), str(SCRIPT), str(folder), str(out), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_two_processes_give_what_one_gives(folder: Path, finished: Path, tmp_path: Path) -> None:
+    done = torchrun(folder, tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path) == content(finished)
+
+
+def test_a_process_that_dies_ends_the_job_and_another_number_of_processes_goes_on(
+    folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    done = torchrun(folder, tmp_path, 2, "--dying-rank", "1")
+    assert done.returncode != 0
+    assert "this process was told to fail" in done.stderr
+    assert list((tmp_path / "partial").rglob("g0001-r0000.safetensors")), "work was kept"
+    start(folder, tmp_path)
+    assert content(tmp_path) == content(finished)
+
+
+def test_a_damaged_artefact_is_named(folder: Path, finished: Path, tmp_path: Path) -> None:
+    start(folder, tmp_path)
+    file = tmp_path / "tfidf.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-5] ^= 1
+    file.write_bytes(damaged)
+    (tmp_path / "scores" / "dense.safetensors").unlink()
+    with pytest.raises(ArtifactError, match=r"tfidf\.safetensors is damaged.*Delete it"):
+        execute(small_config(folder, tmp_path))
+    file.unlink()
+    execute(small_config(folder, tmp_path))
+    assert content(tmp_path) == content(finished)
+
+
+def test_a_run_of_other_data_or_another_backbone_is_refused(
+    folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    save_checkpoint("dinov3_gated", tmp_path / "other")
+    config = small_config(folder, finished)
+    before = content(finished)
+    with pytest.raises(ArtifactError, match="belongs to another backbone"):
+        execute(replace(config, backbone=str(tmp_path / "other")))
+    with pytest.raises(ArtifactError, match="belongs to another validation set"):
+        execute(replace(config, val=config.train))
+    assert content(finished) == before
+
+
+def test_a_second_run_in_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    with lock(tmp_path):
+        done = script(folder, tmp_path)
+    assert done.returncode == 1
+    assert "Another redi process is working in" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ArtifactError, match=r"cannot be written: .*Choose another --out"):
+        execute(small_config(folder, tmp_path / "file"))
+    with pytest.raises(ArtifactError, match="cannot be written"):
+        execute(small_config(folder, tmp_path / "file" / "run"))
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    """The limit on the size of a file stands in for a disk that is full."""
+    done = script(folder, tmp_path, "--file-size-limit", "30000")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("redi: There is no space left to write")
+    assert "Traceback" not in done.stderr
+    start(folder, tmp_path)
+    assert content(tmp_path) == content(finished)
+
+
+def copy_images(folder: Path, target: Path) -> RunConfig:
+    write_images(target)
+    return replace(small_config(target, target / "run"), backbone=str(folder / "backbone"))
+
+
+def test_images_that_cannot_be_decoded_are_skipped_listed_and_keep_their_index(
+    folder: Path, tmp_path: Path
+) -> None:
+    config = copy_images(folder, tmp_path)
+    broken = tmp_path / "train" / "blue" / "000.jpg"
+    broken.write_bytes(broken.read_bytes()[:500])
+    (tmp_path / "val" / "green" / "002.jpg").write_text("not an image")
+    results = execute(config)
+    assert results is not None
+    assert [name for name, _ in results.notes["skipped_train"]] == ["blue/000.jpg"]
+    assert [name for name, _ in results.notes["skipped_val"]] == ["green/002.jpg"]
+    assert {row.images for row in results.rows} == {4 * VAL - 1}
+    indices = artifacts.load(tmp_path / "run" / "scores" / "dense.safetensors")[0]["indices"].tolist()
+    assert indices == [k for k in range(4 * VAL) if k != 2 * VAL + 2]
+    counts = artifacts.load(tmp_path / "run" / "tfidf.safetensors")[0]["class_images"].tolist()
+    assert counts == [TRAIN, TRAIN - 1, TRAIN, TRAIN]
+    strict = replace(config, out=str(tmp_path / "strict"), runtime=replace(config.runtime, strict=True))
+    with pytest.raises(ImageError, match=r"000\.jpg cannot be decoded.*--strict"):
+        execute(strict)
+
+
+def test_classes_missing_on_one_side(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = copy_images(folder, tmp_path)
+    (tmp_path / "train" / "empty").mkdir()
+    for file in (tmp_path / "val" / "red").iterdir():
+        file.unlink()
+    with pytest.warns(UserWarning, match=r"1 of 5 classes have no images"):
+        results = execute(config)
+    said = capsys.readouterr().err
+    assert "warning: 1 of 5 classes have no training images: empty" in said
+    assert "warning: 2 of 5 classes have no validation images: empty, red" in said
+    assert results is not None
+    assert results.row("dense", "probe").images == 3 * VAL
+    (tmp_path / "val" / "violet").mkdir()
+    Image.new("RGB", (50, 50)).save(tmp_path / "val" / "violet" / "1.jpg")
+    with pytest.raises(CorpusError, match="1 validation classes are absent from training: violet"):
+        execute(config)
+
+
+def test_folders_without_images_and_missing_folders(folder: Path, tmp_path: Path) -> None:
+    config = small_config(folder, tmp_path / "run")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(CorpusError, match="There are no images in"):
+        execute(replace(config, train=str(tmp_path / "nothing")))
+    with pytest.raises(CorpusError, match="There is no folder"):
+        execute(replace(config, val=str(tmp_path / "missing")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_native_head_is_evaluated_beside_the_probe(folder: Path, tmp_path: Path) -> None:
+    save_checkpoint("dinov2_swiglu_head", tmp_path / "head")
+    class_map = tmp_path / "map.tsv"
+    class_map.write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    config = replace(
+        small_config(folder, tmp_path / "run"),
+        backbone=str(tmp_path / "head"),
+        classifier="both",
+        class_map=str(class_map),
+    )
+    results = execute(config)
+    assert results is not None
+    assert results.classifiers == ["probe", "native"]
+    assert results.notes["native_classes"] == "by map.tsv"
+    stored = artifacts.load(tmp_path / "run" / "predictions" / "native" / "dense.safetensors")[0]
+    assert stored["labels"].tolist() == [label for label in (2, 5, 0, 6) for _ in range(VAL)]
+    backbone = load_backbone(tmp_path / "head")
+    images = sorted((folder / "val").rglob("*.jpg"))
+    pixels = torch.stack([backbone.preprocessing(load_image(file)) for file in images[:3]])
+    logits = backbone.classify(backbone.encode(backbone.embed(pixels)))
+    torch.testing.assert_close(
+        stored["logits"][:3], logits.topk(5).values, atol=1e-4, rtol=1e-4
+    )
+    with pytest.raises(ConfigError, match=r"7 classes and none is called 'amber'.*--class-map"):
+        execute(replace(config, class_map=""))
+
+
+def test_native_without_a_head_is_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackboneError, match="has no classifier of its own: use --classifier probe"):
+        execute(replace(small_config(folder, tmp_path / "run"), classifier="native"))
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+def test_prenorm_features_are_the_other_reading(folder: Path, finished: Path, tmp_path: Path) -> None:
+    config = small_config(folder, tmp_path)
+    execute(replace(config, probe=replace(config.probe, features="prenorm")), until="vocabulary")
+    here, there = (
+        artifacts.load(out / "features.safetensors")[0]["features"] for out in (tmp_path, finished)
+    )
+    assert here.shape == there.shape
+    assert not torch.allclose(here, there, atol=1e-2)
+
+
+def test_worker_processes_change_nothing(folder: Path, finished: Path, tmp_path: Path) -> None:
+    execute(small_config(folder, tmp_path, workers=2))
+    assert content(tmp_path)["rows"] == content(finished)["rows"]
+
+
+def test_analysis_holds_what_the_report_needs(folder: Path, finished: Path) -> None:
+    explorer = artifacts.load(finished / "analysis" / "explorer.safetensors")[0]
+    assert len(explorer["indices"]) == 8
+    assert len(explorer["offsets"]) == 8 * 4 + 1
+    jpeg = bytes(explorer["jpegs"][explorer["offsets"][4] : explorer["offsets"][5]].tolist())
+    assert load_image(jpeg).size == (112, 112)
+    assert explorer["source/redi_mass"].shape == (8, 196)
+    figure = artifacts.load(finished / "analysis" / "figure2.safetensors")[0]
+    assert {f"frequency/block{k}" for k in (1, 2, 3)} <= set(figure)
+    assert int(figure["frequency/block3"].sum()) == 4 * TRAIN * 196
+    assert int(figure["validation/frequency"].sum()) == 4 * VAL * 196
+    scores = artifacts.load(finished / "scores" / "redi_mass.safetensors")[0]["scores"]
+    mass = float(figure["validation/score_mass"].sum())
+    assert mass == pytest.approx(float(scores.double().sum()), rel=1e-9)
+    typical = artifacts.load(finished / "analysis" / "typical.safetensors")[0]
+    assert len(typical["offsets"]) == 16 + 1
+
+
+def test_run_object_reports_a_missing_artefact(folder: Path, tmp_path: Path) -> None:
+    run = Run(small_config(folder, tmp_path), Ranks(), torch.device("cpu"))
+    with pytest.raises(ArtifactError, match="is missing; run the stage"):
+        run.digest("vocabulary")
