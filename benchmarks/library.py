@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-from redi.attention import AttentionScores
-from redi.backbone import Backbone, Preprocessing
+from redi.backbone import AttentionScores, Backbone, Preprocessing
 from redi.backbone.families import FAMILIES
 from redi.reduction import keep_merge_compress, reduce
 from redi.reduction.budget import Budget
@@ -87,7 +86,7 @@ def operator(backbone: Backbone) -> None:
     reduced = tokens.reduced(reduce(tokens.patches, scores))
 
     def shorten() -> None:
-        tokens.reduced(keep_merge_compress(tokens.patches, scores, Budget(), tokens.grid))
+        tokens.reduced(keep_merge_compress(tokens.patches, scores, Budget(), (14, 14)))
 
     share = ratios(shorten, lambda: backbone.encode(reduced))
     report("operator / encode(107)", share, "at most 0.03")

@@ -11,6 +11,12 @@ from redi.backbone import Backbone, load_backbone
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Tests may draw without naming a seed; what they draw is the same in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", params=sorted(CHECKPOINTS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one small checkpoint; tests that use it run for every family."""

@@ -24,15 +24,15 @@ from transformers import (
     ViTModel,
 )
 
-_SIZE = {
+_SIZE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "patch_size": 8,
     "image_size": 48,
 }
-_MLP = {**_SIZE, "intermediate_size": 64}
-_LABELS = {"num_labels": 7}
+_MLP: dict[str, Any] = {**_SIZE, "intermediate_size": 64}
+_LABELS: dict[str, Any] = {"num_labels": 7}
 
 CHECKPOINTS: dict[str, Callable[[], PreTrainedModel]] = {
     "dinov3": lambda: DINOv3ViTModel(DINOv3ViTConfig(**_MLP, num_register_tokens=4)),
@@ -75,11 +75,13 @@ def make_model(name: str) -> PreTrainedModel:
             spread = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             noise = spread * torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise if parameter.ndim > 1 else parameter + noise)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def save_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    make_model(name).to(dtype).save_pretrained(folder)
+    model: Any = make_model(name)
+    model.to(dtype).save_pretrained(folder)
     return folder
 
 

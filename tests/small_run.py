@@ -16,7 +16,12 @@ from PIL import Image
 
 from redi.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig
 
-COLOURS = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
+COLOURS = {
+    "amber": (200, 140, 30),
+    "blue": (30, 60, 200),
+    "green": (40, 170, 60),
+    "red": (200, 30, 40),
+}
 TRAIN, VAL = 7, 5
 
 
@@ -26,7 +31,9 @@ def write_images(folder: Path) -> None:
         for label, (name, colour) in enumerate(COLOURS.items()):
             (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                generator = torch.Generator().manual_seed(1000 * label + number + 100 * (split == "val"))
+                generator = torch.Generator().manual_seed(
+                    1000 * label + number + 100 * (split == "val")
+                )
                 noise = torch.randint(0, 256, (10, 12, 3), generator=generator, dtype=torch.uint8)
                 image = Image.fromarray(noise.numpy()).resize((144, 120), Image.Resampling.BILINEAR)
                 place = torch.randint(0, 60, (2,), generator=generator).tolist()
@@ -89,7 +96,7 @@ def main() -> None:
                 raise RediError("this process was told to fail")
             original_save(*arguments, **notes)  # type: ignore[arg-type]
 
-        artifacts.save = save_or_fail  # type: ignore[assignment]
+        artifacts.save = save_or_fail
     config = small_config(options.folder, options.out, options.words)
     config = replace(config, runtime=replace(config.runtime, cache=options.cache))
     try:

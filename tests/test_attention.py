@@ -97,7 +97,14 @@ def test_bad_input_is_refused() -> None:
         incoming_mass(random_attention(0), 9)
     with pytest.raises(InvalidInput, match="square"):
         cls_mean(torch.rand(1, 2, 4, 5), 1)
-    with pytest.raises(InvalidInput, match=r"\[batch tokens tokens\]"):
-        cls_max(torch.rand(4, 4), 1)
+    for score in (incoming_mass, cls_mean, cls_max):
+        with pytest.raises(InvalidInput, match=r"\[batch heads tokens tokens\]"):
+            score(torch.rand(2, 4, 4), 1)
+        with pytest.raises(InvalidInput, match="floating point"):
+            score(torch.ones(1, 2, 4, 4, dtype=torch.int64), 1)
+    with pytest.raises(InvalidInput, match="same images and tokens"):
+        rollout([torch.rand(2, 4, 4), torch.rand(1, 4, 4)], 1)
+    with pytest.raises(InvalidInput, match="Attention must be"):
+        rollout([torch.rand(1, 1, 2, 4, 4)], 1)
     with pytest.raises(InvalidInput, match="at least one block"):
         rollout([], 1)

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, ViTMAEForPreTraining
 
 from families import encoder_of, make_model
-from redi.attention import AttentionScores, cls_max, cls_mean, incoming_mass, rollout
-from redi.backbone import Backbone, Watch, load_backbone
+from redi.attention import cls_max, cls_mean, incoming_mass, rollout
+from redi.backbone import AttentionScores, Backbone, Watch, load_backbone
 from redi.backbone import watch as watch_module
 from redi.errors import BackboneError, InvalidInput
 from redi.reduction import Budget, Reduction, reduce
@@ -112,7 +113,7 @@ def test_blocks_that_nobody_watches_never_materialise_attention(
 ) -> None:
     fused: list[int] = []
     softmaxes: list[tuple[int, ...]] = []
-    sdpa = watch_module.sdpa_attention_forward
+    sdpa: Any = vars(watch_module)["sdpa_attention_forward"]
     softmax = Tensor.softmax
 
     def counting_sdpa(*args: Any, **kwargs: Any) -> Any:
@@ -236,7 +237,33 @@ def test_the_papers_geometry_gives_201_and_107_tokens() -> None:
     assert tokens.reduced(reduce(tokens.patches, torch.rand(1, 196))).sequence.shape[1] == 107
 
 
+def test_a_watch_forgets_the_pass_before(dinov3: Backbone, pixels: Tensor) -> None:
+    scores = AttentionScores(dinov3.depth, dinov3.prefix)
+    dinov3.encode(dinov3.embed(pixels), watch=scores.watches)
+    dinov3.encode(dinov3.embed(pixels[:2]), watch=scores.watches)
+    assert all(values.shape == (2, 36) for values in scores.maps().values())
+    tokens = dinov3.embed(pixels)
+    middle = dinov3.encode(tokens, stop=1, watch=scores.watches)
+    dinov3.encode(tokens.advanced(middle), start=1, watch=scores.watches)
+    assert all(values.shape == (3, 36) for values in scores.maps().values())
+
+
+def test_statistics_do_not_keep_the_attention_alive(dinov3: Backbone, pixels: Tensor) -> None:
+    scores = AttentionScores(dinov3.depth, dinov3.prefix)
+    dinov3.encode(dinov3.embed(pixels), watch=scores.watches)
+    for watch in scores.watches:
+        for value in watch.values():
+            assert value.untyped_storage().nbytes() == value.nbytes
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_pictures_of_any_mode_can_be_preprocessed(dinov3: Backbone, mode: str) -> None:
+    assert dinov3.preprocessing(Image.new(mode, (50, 40))).shape == (3, 112, 112)
+
+
 def test_bad_input_is_refused(dinov3: Backbone, pixels: Tensor) -> None:
+    with pytest.raises(InvalidInput, match=r"Pixels \(normalised.*must be floating point"):
+        dinov3.embed(torch.zeros(1, 3, 48, 48, dtype=torch.uint8))
     with pytest.raises(InvalidInput, match="50x48 is not a multiple of the patch size 8"):
         dinov3.embed(torch.rand(1, 3, 48, 50))
     with pytest.raises(InvalidInput, match=r"\[batch 3 height width\]"):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from time import perf_counter
 
 import pytest
 
@@ -24,9 +25,32 @@ def test_importing_loads_neither_torch_nor_transformers(code: str) -> None:
 def test_every_public_name_resolves() -> None:
     for name in redi.__all__:
         assert getattr(redi, name) is not None
-    assert set(redi.__all__) == set(dir(redi))
+    for module in (
+        "score",
+        "views",
+        "tfidf",
+        "vocabulary",
+        "attention",
+        "reduction",
+        "cost",
+        "probe",
+    ):
+        assert getattr(redi, module).__name__ == f"redi.{module}"
+    assert set(redi.__all__) < set(dir(redi))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         redi.nothing  # noqa: B018
+
+
+def test_help_comes_without_delay() -> None:
+    """Half a second is the limit; the start of the interpreter itself is not ours."""
+
+    def seconds(*command: str) -> float:
+        begin = perf_counter()
+        subprocess.run([sys.executable, *command], capture_output=True, check=True)
+        return perf_counter() - begin
+
+    pairs = [seconds("-m", "redi", "--help") - seconds("-c", "pass") for _ in range(5)]
+    assert min(pairs) < 0.5
 
 
 def test_help_and_version() -> None:

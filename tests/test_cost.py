@@ -34,3 +34,7 @@ def test_keeping_everything_saves_nothing() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="positive"):
         block_cost(0, 768)
+    with pytest.raises(InvalidInput, match="must be patches"):
+        cost_table(patches=0)
+    with pytest.raises(InvalidInput, match="negative prefix"):
+        cost_table(prefix=-2)

@@ -1,5 +1,6 @@
 """Odd image files: converted where a person would expect it, refused in one sentence otherwise."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,8 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     assert pixel(tmp_path / "image.png") == (128, 128, 128)
     Image.fromarray(values // 4).save(tmp_path / "image.tiff")
     assert pixel(tmp_path / "image.tiff") == (32, 32, 32)
+    Image.fromarray(np.full((6, 8), 200, dtype=np.uint16)).save(tmp_path / "dark.png")
+    assert pixel(tmp_path / "dark.png") == (0, 0, 0)
 
 
 def test_floating_point_in_the_unit_interval_is_scaled(tmp_path: Path) -> None:
@@ -98,6 +101,31 @@ def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(ImageError, match=r"bomb\.png has more than .* pixels"):
             load_image(tmp_path / "bomb.png")
+
+
+def test_the_limit_holds_where_pillows_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("1", (400, 400)).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    monkeypatch.setattr("redi.images.decode.MAX_PIXELS", 100_000)
+    with pytest.raises(ImageError, match="pixels"):
+        load_image(tmp_path / "bomb.png")
+
+
+def test_random_damage_never_raises_anything_else(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for suffix in ("jpg", "png", "gif", "webp", "tiff", "bmp"):
+        whole = tmp_path / f"whole.{suffix}"
+        Image.effect_noise((40, 30), 60).convert("RGB").save(whole)
+        for _ in range(60):
+            content = bytearray(whole.read_bytes())
+            for _ in range(draw.randint(1, 20)):
+                content[draw.randrange(len(content))] = draw.randrange(256)
+            try:
+                assert load_image(bytes(content)).mode == "RGB"
+            except ImageError:
+                continue
 
 
 def test_the_limit_is_pillows() -> None:

@@ -35,9 +35,11 @@ def test_test_exists(file: str, name: str) -> None:
     assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
-def test_every_equation_has_a_row_with_a_function_and_a_test() -> None:
-    for equation in EQUATIONS:
-        (row,) = re.findall(rf"^\| Eq\. {equation} \|.*$", TEXT, flags=re.MULTILINE)
+def test_every_equation_table_and_figure_has_a_row_with_a_function_and_a_test() -> None:
+    items = [f"Eq. {name}" for name in EQUATIONS]
+    items += [f"Table {number}" for number in (1, 2, 3)] + ["Figure 1", "Figure 2"]
+    for item in items:
+        (row,) = re.findall(rf"^\| {re.escape(item)} \|.*$", TEXT, flags=re.MULTILINE)
         assert "`redi." in row
         assert "::test_" in row
 

@@ -1,5 +1,7 @@
 """The image feature and the linear classifier."""
 
+from math import cos, pi
+
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +36,43 @@ def test_feature_equals_a_naive_loop_and_ignores_the_order_of_patches() -> None:
         torch.testing.assert_close(feature[image], both / both.norm())
     order = torch.cat([torch.arange(3), 3 + torch.randperm(8)])
     torch.testing.assert_close(image_feature(tokens[:, order], prefix=3), feature)
+
+
+def test_steps_equal_adamw_with_cosine_decay_written_out() -> None:
+    """Several batches an epoch and a strong decay, in float64, against the textbook's formulas."""
+    features, labels = blobs(images=70)
+    settings = {"batch_size": 32, "learning_rate": 0.05, "weight_decay": 0.5}
+    probe = LinearProbe(5, epochs=3, min_steps=1, **settings).fit(features, labels)  # type: ignore[arg-type]
+    assert probe.steps_ == 9
+    generator = torch.Generator().manual_seed(0)
+    parameters = torch.zeros(5, 17, dtype=torch.float64)  # weight and bias side by side
+    first, second = torch.zeros(2, 5, 17, dtype=torch.float64)
+    inputs = torch.cat([features, torch.ones(70, 1)], dim=1).double()
+    step = 0
+    for _ in range(3):
+        batches = list(torch.randperm(70, generator=generator).split(32))
+        assert sorted(torch.cat(batches).tolist()) == list(range(70)), "an epoch sees every image"
+        for chosen in reversed(batches):
+            x, target = inputs[chosen], torch.eye(5, dtype=torch.float64)[labels[chosen]]
+            gradient = ((x @ parameters.T).softmax(1) - target).T @ x / len(chosen)
+            rate = 0.05 * (1 + cos(pi * step / 9)) / 2
+            step += 1
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient**2
+            corrected = second / (1 - 0.999**step)
+            parameters = parameters * (1 - rate * 0.5)
+            parameters -= rate * (first / (1 - 0.9**step)) / (corrected.sqrt() + 1e-8)
+    torch.testing.assert_close(probe.weight_, parameters[:, :16].float(), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(probe.bias_, parameters[:, 16].float(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+def test_other_precisions_and_small_labels_are_taken_in_any_mode(kind: torch.dtype) -> None:
+    features, labels = blobs()
+    expected = LinearProbe(5, min_steps=30).fit(features.to(kind).float(), labels)
+    with torch.inference_mode():
+        probe = LinearProbe(5, min_steps=30).fit(features.to(kind), labels.to(torch.int16))
+    torch.testing.assert_close(probe.weight_, expected.weight_)
 
 
 def test_the_recipe_is_the_papers() -> None:
@@ -84,7 +123,7 @@ def test_it_finds_the_optimum_that_a_second_order_method_finds() -> None:
     assert loss == pytest.approx(best, abs=1e-3)
 
 
-def test_same_seed_same_weights_and_batches_cover_every_image() -> None:
+def test_same_seed_same_weights() -> None:
     features, labels = blobs()
     first, second = (
         LinearProbe(5, min_steps=40, batch_size=64).fit(features, labels) for _ in "ab"
@@ -106,5 +145,7 @@ def test_bad_input_is_refused() -> None:
         LinearProbe(5).fit(features, labels[1:])
     with pytest.raises(CorpusError, match="no training images"):
         LinearProbe(5).fit(features[:0], labels[:0])
+    with pytest.raises(InvalidInput, match="positive batch size"):
+        LinearProbe(5, batch_size=0).fit(features, labels)
     with pytest.raises(InvalidInput, match="prefix must be"):
         image_feature(torch.rand(1, 4, 3), prefix=4)

@@ -89,24 +89,14 @@ def test_by_hand_on_a_2x2_grid() -> None:
 
 
 def test_destination_weighs_similarity_against_distance() -> None:
-    # On a 1x3 grid patch 1 (merged) lies between 0 (orthogonal to it) and 2 (opposite to it), both
-    # near; on a 1x5 grid a far patch of cosine c competes with a near one of cosine 0.
-    for cosine, expected in ((0.20, 0), (0.25, 4)):
-        far = [cosine, sqrt(1 - cosine**2), 0.0]
-        patches = torch.tensor([[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
-        patches = torch.cat([patches, torch.zeros(1, 1, 3), torch.tensor([[far]])], dim=1)
-        scores = torch.tensor([[1.0, 0.5, 0.1, 0.1, 1.0]])
+    # On a 1x5 grid patch 1 merges into patch 0 (near, cosine 0) or patch 4 (far, cosine c). rho is
+    # 3/4 for the one and 1/4 for the other, so the near one has a lead of 0.30 x 0.5 = 0.15.
+    scores = torch.tensor([[1.0, 0.5, 0.1, 0.1, 1.0]])
+    for cosine, expected in ((0.14, 0), (0.16, 4)):
+        far = [cosine, sqrt(1 - cosine**2)]
+        patches = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0], far]])
         result = reduce(patches, scores, Budget(keep=0.4, merge=0.2), grid=(1, 5))
-        # rho is 1 - 1/4 for patch 0 and 1 - 3/4 for patch 4: 0.30 x 0.5 = 0.15 < cosine needed
-        kept = result.positions[0, result.source[0, 1]].item()
-        assert kept == (4 if cosine > 0.15 else expected)
-    near_wins = reduce(
-        torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.1, 0.995]]]),
-        torch.tensor([[1.0, 0.5, 0.1, 0.1, 1.0]]),
-        Budget(keep=0.4, merge=0.2),
-        grid=(1, 5),
-    )
-    assert near_wins.source[0, 1] == 0
+        assert result.positions[0, result.source[0, 1]] == expected
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -171,6 +161,14 @@ def test_properties(
         others = torch.ones(n, dtype=torch.bool)
         others[kept[image]] = False
         assert (scores[image, others] <= lowest_kept).all()
+        # A kept patch is its own source, a merged one some kept patch's, a compressed one its cell's.
+        assert torch.equal(result.source[image, kept[image]], torch.arange(n_keep))
+        compressed = (result.source[image] >= n_keep).nonzero().flatten()
+        assert len(compressed) == n_compress
+        cells_of = (
+            compressed // columns * cells // rows
+        ) * cells + compressed % columns * cells // columns
+        assert torch.equal(result.source[image, compressed], n_keep + cells_of)
     # Every output token is a convex combination of patches.
     assert result.tokens.amax() <= patches.amax() + 1e-5
     assert result.tokens.amin() >= patches.amin() - 1e-5
@@ -243,6 +241,25 @@ def test_unreduce_gives_every_patch_the_token_it_went_into() -> None:
     assert torch.equal(unreduce(whole.tokens, whole.source), patches)
 
 
+def test_negative_scores_weigh_as_little_as_zero() -> None:
+    patches, scores = random_case((4, 4))
+    negative = torch.where(scores == 0, -scores - 0.7, scores)
+    order = negative.argsort(dim=1, descending=True, stable=True)
+    assert torch.equal(order, scores.argsort(dim=1, descending=True, stable=True))
+    torch.testing.assert_close(reduce(patches, negative).tokens, reduce(patches, scores).tokens)
+
+
+def test_half_precision_scores_and_patches_are_computed_in_fp32() -> None:
+    patches, scores = random_case((14, 14))
+    exact = reduce(patches, scores.half().float())
+    assert torch.equal(reduce(patches, scores.half()).tokens, exact.tokens)
+    rounded = reduce(patches.bfloat16(), scores)
+    assert rounded.tokens.dtype == torch.bfloat16
+    expected = reduce(patches.bfloat16().float(), scores)
+    assert torch.equal(rounded.source, expected.source)
+    assert torch.equal(rounded.tokens, expected.tokens.bfloat16())
+
+
 def test_it_compiles_without_a_graph_break() -> None:
     from redi.reduction import keep_merge_compress
 
@@ -262,6 +279,7 @@ def test_it_compiles_without_a_graph_break() -> None:
         (-0.1, 0.5, 2, "fractions"),
         (float("nan"), 0.0, 2, "fractions"),
         (0.5, 0.25, 0, "at least 1"),
+        (0.5, 0.25, 2.0, "integer"),
     ],
 )
 def test_impossible_budgets_are_refused(
@@ -288,5 +306,16 @@ def test_bad_input_is_refused() -> None:
         reduce(patches, scores.long())
     with pytest.raises(InvalidInput, match="rounds to none"):
         reduce(patches, scores, Budget(0.01, 0.5))
-    with pytest.raises(InvalidInput, match="leave the prefix tokens out"):
+    with pytest.raises(InvalidInput, match="Patches must be floating point"):
+        reduce(patches.long(), scores)
+    for grid in (4, (4, 2, 2), (4.0, 4.0)):
+        with pytest.raises(InvalidInput, match=r"must be \(rows, columns\)"):
+            reduce(patches, scores, grid=grid)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="do not count prefix tokens"):
         unreduce(patches[:, :3], torch.full((3, 16), 5))
+    with pytest.raises(InvalidInput, match="do not count prefix tokens"):
+        unreduce(patches, torch.full((3, 16), -1))
+    with pytest.raises(InvalidInput, match="must be integers"):
+        unreduce(patches, torch.zeros(3, 16))
+    with pytest.raises(InvalidInput, match="tokens of 3 images, sources of 1"):
+        unreduce(patches, torch.zeros(1, 16, dtype=torch.int64))

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from families import save_checkpoint
 from PIL import Image
-from small_run import COLOURS, TRAIN, VAL, small_config, write_images
 
+from families import save_checkpoint
 from redi import artifacts, passes
-from redi.attention import AttentionScores
-from redi.backbone import load_backbone
+from redi.backbone import AttentionScores, load_backbone
 from redi.config import RunConfig, read_config
 from redi.distributed import Ranks
 from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, ImageError
@@ -32,6 +30,7 @@ from redi.score import hybrid
 from redi.tfidf import CorpusStatistics, lookup
 from redi.views import aggregate, align, validation_views
 from redi.vocabulary import Vocabulary
+from small_run import COLOURS, TRAIN, VAL, small_config, write_images
 
 SCRIPT = Path(__file__).with_name("small_run.py")
 
@@ -102,11 +101,15 @@ def test_a_finished_run_leaves_no_parts_behind(finished: Path) -> None:
     assert not list(finished.rglob(".*.safetensors.*"))
 
 
-def test_vocabulary_and_table_equal_the_library_called_by_hand(folder: Path, finished: Path) -> None:
+def test_vocabulary_and_table_equal_the_library_called_by_hand(
+    folder: Path, finished: Path
+) -> None:
     """The stages stream, chunk and merge; the mathematics must be that of the library."""
     backbone = load_backbone(folder / "backbone")
     images = FolderImages(folder / "train")
-    pixels = torch.stack([backbone.preprocessing(images.load(k)) for k in range(len(images.labels))])
+    pixels = torch.stack(
+        [backbone.preprocessing(images.load(k)) for k in range(len(images.labels))]
+    )
     hidden = backbone.encode(backbone.embed(pixels))
     vocabulary = Vocabulary(16).fit([hidden[:, backbone.prefix :]])
     stored, manifest = artifacts.load(finished / "vocabulary.safetensors")
@@ -177,7 +180,9 @@ def test_everything_is_skipped_the_second_time_and_redone_when_a_setting_changes
     before = content(finished)
     config = small_config(folder, finished)
     execute(config)
-    assert capsys.readouterr().err.splitlines() == [f"{stage.name}: already done" for stage in STAGES]
+    assert capsys.readouterr().err.splitlines() == [
+        f"{stage.name}: already done" for stage in STAGES
+    ]
     assert content(finished) == before
     changed = replace(config, budget=replace(config.budget, keep=0.25))
     results = execute(changed)
@@ -222,7 +227,9 @@ def test_killed_at_many_moments_it_ends_with_the_results_of_an_uninterrupted_run
     assert content(tmp_path) == content(finished)
 
 
-def torchrun(folder: Path, out: Path, processes: int, *options: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    folder: Path, out: Path, processes: int, *options: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), str(SCRIPT), str(folder), str(out), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -317,11 +324,15 @@ def test_images_that_cannot_be_decoded_are_skipped_listed_and_keep_their_index(
     assert [name for name, _ in results.notes["skipped_train"]] == ["blue/000.jpg"]
     assert [name for name, _ in results.notes["skipped_val"]] == ["green/002.jpg"]
     assert {row.images for row in results.rows} == {4 * VAL - 1}
-    indices = artifacts.load(tmp_path / "run" / "scores" / "dense.safetensors")[0]["indices"].tolist()
+    indices = artifacts.load(tmp_path / "run" / "scores" / "dense.safetensors")[0][
+        "indices"
+    ].tolist()
     assert indices == [k for k in range(4 * VAL) if k != 2 * VAL + 2]
     counts = artifacts.load(tmp_path / "run" / "tfidf.safetensors")[0]["class_images"].tolist()
     assert counts == [TRAIN, TRAIN - 1, TRAIN, TRAIN]
-    strict = replace(config, out=str(tmp_path / "strict"), runtime=replace(config.runtime, strict=True))
+    strict = replace(
+        config, out=str(tmp_path / "strict"), runtime=replace(config.runtime, strict=True)
+    )
     with pytest.raises(ImageError, match=r"000\.jpg cannot be decoded.*--strict"):
         execute(strict)
 
@@ -376,9 +387,7 @@ def test_native_head_is_evaluated_beside_the_probe(folder: Path, tmp_path: Path)
     images = sorted((folder / "val").rglob("*.jpg"))
     pixels = torch.stack([backbone.preprocessing(load_image(file)) for file in images[:3]])
     logits = backbone.classify(backbone.encode(backbone.embed(pixels)))
-    torch.testing.assert_close(
-        stored["logits"][:3], logits.topk(5).values, atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(stored["logits"][:3], logits.topk(5).values, atol=1e-4, rtol=1e-4)
     with pytest.raises(ConfigError, match=r"7 classes and none is called 'amber'.*--class-map"):
         execute(replace(config, class_map=""))
 
@@ -389,7 +398,9 @@ def test_native_without_a_head_is_refused_before_any_work(folder: Path, tmp_path
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
-def test_prenorm_features_are_the_other_reading(folder: Path, finished: Path, tmp_path: Path) -> None:
+def test_prenorm_features_are_the_other_reading(
+    folder: Path, finished: Path, tmp_path: Path
+) -> None:
     config = small_config(folder, tmp_path)
     execute(replace(config, probe=replace(config.probe, features="prenorm")), until="vocabulary")
     here, there = (

@@ -68,6 +68,16 @@ def test_maps_that_are_not_finite_are_refused(bad: float) -> None:
         hybrid(torch.ones(1, 3), values)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [torch.zeros(2, 0), torch.ones(2, 3, dtype=torch.bool), torch.arange(4), torch.tensor(1.0)],
+    ids=["empty", "bool", "integer", "scalar"],
+)
+def test_maps_that_are_no_maps_are_refused(values: torch.Tensor) -> None:
+    with pytest.raises(InvalidInput, match="A map must"):
+        minmax(values)
+
+
 def test_maps_of_different_shape_are_refused() -> None:
     with pytest.raises(InvalidInput, match="same shape"):
         hybrid(torch.rand(2, 9), torch.rand(2, 16))

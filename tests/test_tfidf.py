@@ -105,6 +105,23 @@ def test_lookup_is_the_normalised_row() -> None:
     torch.testing.assert_close(values, expected)
 
 
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32, torch.uint8, torch.uint16])
+def test_words_and_labels_may_be_stored_small(kind: torch.dtype) -> None:
+    words, labels = random_corpus(0)
+    table = CorpusStatistics(4, 10).update(words.to(kind), labels.to(kind)).table()
+    expected = lookup(table, words, labels)
+    assert torch.equal(lookup(table, words.to(kind), labels.to(kind)), expected)
+
+
+def test_state_of_parts_merges_to_the_whole() -> None:
+    words, labels = random_corpus(1)
+    whole = CorpusStatistics(4, 10).update(words, labels)
+    restored = CorpusStatistics(4, 10)
+    for part in (slice(0, 15), slice(15, 40)):
+        restored.merge_state(CorpusStatistics(4, 10).update(words[part], labels[part]).state())
+    assert torch.equal(restored.table(), whole.table())
+
+
 def test_lookup_where_no_word_says_anything_is_zero() -> None:
     assert lookup(torch.zeros(2, 3), torch.tensor([[0, 1]]), torch.tensor([1])).tolist() == [[0, 0]]
 
@@ -114,8 +131,9 @@ def test_bad_input_is_refused() -> None:
     words = torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(CorpusError, match="two classes"):
         CorpusStatistics(1, 5)
-    with pytest.raises(CorpusError, match="corpus is empty"):
-        statistics.table()
+    for method in (statistics.table, statistics.idf, statistics.contrast, statistics.support):
+        with pytest.raises(CorpusError, match="corpus is empty"):
+            method()
     with pytest.raises(InvalidInput, match=r"Labels must lie in 0\.\.2, but reach from 0 to 3"):
         statistics.update(words, torch.tensor([0, 3]))
     with pytest.raises(InvalidInput, match="Words must lie in"):

@@ -89,6 +89,14 @@ def test_the_flip_of_the_reference_comes_back_mirrored() -> None:
     assert valid.all()
 
 
+def test_a_flipped_reference_mirrors_the_result() -> None:
+    values, view = torch.rand(196), View((40, 3, 160, 220))
+    straight, valid = align(values, view, CENTRE)
+    flipped, flipped_valid = align(values, view, View(CENTRE.box, flip=True))
+    torch.testing.assert_close(flipped, straight.view(14, 14).flip(1).flatten())
+    assert torch.equal(flipped_valid, valid.view(14, 14).flip(1).flatten())
+
+
 def test_half_the_reference_by_hand() -> None:
     # A 2x2 grid over (0, 0, 4, 4); the view is its right half. Reference centres lie at x = 1, 3;
     # the view's own at 2.5, 3.5, so x = 3 is half way between them and x = 1 is outside.
@@ -234,7 +242,7 @@ def raises(call: Callable[[], object], kind: type[Exception], message: str) -> N
 def test_bad_input_is_refused() -> None:
     raises(lambda: resize(Image.new("RGB", (0, 5))), ImageError, "no pixels: its size is 0x5")
     raises(lambda: resize(Image.new("RGB", (1, 5000))), ImageError, "too elongated")
-    raises(lambda: View((0, 0, 0, 5)), InvalidInput, "positive width")
+    raises(lambda: View((0, 0, 0, 5)), InvalidInput, "positive extent")
     raises(lambda: reference_view(200, 300), InvalidInput, "does not fit")
     raises(lambda: crop(gradient(256, 256), View((50, 0, 224, 224))), InvalidInput, "beyond")
     raises(lambda: align(torch.rand(195), CENTRE, CENTRE), InvalidInput, "square grid")
@@ -242,3 +250,8 @@ def test_bad_input_is_refused() -> None:
     raises(lambda: aggregate(torch.rand(1, 2), valid), InvalidInput, "lie in no view")
     raises(lambda: aggregate(torch.rand(1, 2) / 0, ~(valid & ~valid)), InvalidInput, "finite")
     raises(lambda: aggregate(torch.rand(1, 3), valid), InvalidInput, "same shape")
+    raises(lambda: aggregate(torch.rand(1, 2), valid.float()), InvalidInput, "type bool")
+    raises(lambda: aggregate(torch.rand(2), valid[0]), InvalidInput, "views patches")
+    raises(lambda: align(torch.arange(196), CENTRE, CENTRE), InvalidInput, "floating point")
+    raises(lambda: align(torch.rand(196) / 0, CENTRE, CENTRE), InvalidInput, "finite")
+    raises(lambda: align(torch.tensor(1.0), CENTRE, CENTRE), InvalidInput, "A map must be")

@@ -1,5 +1,6 @@
 """Spherical k-means: against faiss, against a naive loop, and its invariances."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import faiss
@@ -30,8 +31,8 @@ def naive_kmeans(features: Tensor, start: Tensor, passes: int) -> Tensor:
     for _ in range(passes):
         sums = torch.zeros_like(centroids)
         for row in rows:
-            best = max(range(len(centroids)), key=lambda k, row=row: float(row @ centroids[k]))
-            sums[best] += row
+            cosines = [float(row @ centroid) for centroid in centroids]
+            sums[cosines.index(max(cosines))] += row
         centroids = normalize(sums, dim=1)
     return centroids.float()
 
@@ -208,3 +209,78 @@ def test_bad_input_is_refused() -> None:
         Vocabulary(2).fit([features / 0], start=torch.rand(2, 4))
     with pytest.raises(InvalidInput, match="width 5"):
         Vocabulary(2).fit([features]).assign(torch.rand(3, 5))
+    with pytest.raises(InvalidInput, match="width 4, the codebook has 5"):
+        Vocabulary(2).fit([features], start=torch.rand(2, 5))
+    with pytest.raises(InvalidInput, match="start must be finite"):
+        Vocabulary(2).fit([features], start=torch.rand(2, 4) / 0)
+    with pytest.raises(InvalidInput, match="same patches"):
+        Vocabulary(2).fit([features, torch.rand(2, 4, 4)])
+    with pytest.raises(InvalidInput, match=r"\[batch patches dim\]"):
+        Vocabulary(2).fit(features)
+    with pytest.raises(InvalidInput, match="floating point"):
+        Vocabulary(2).fit([features.long()])
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_features_of_other_precision_are_taken(kind: torch.dtype) -> None:
+    features = clustered()
+    vocabulary = Vocabulary(12).fit([features.to(kind)])
+    expected = Vocabulary(12).fit([features])
+    assert vocabulary.centroids_.dtype == torch.float32
+    torch.testing.assert_close(vocabulary.centroids_, expected.centroids_, atol=1e-2, rtol=0)
+    assert torch.equal(vocabulary.assign(features.to(kind)), expected.assign(features))
+
+
+def test_empty_batches_are_passed_over() -> None:
+    features = clustered()
+    whole = Vocabulary(12).fit([features])
+    assert torch.equal(Vocabulary(12).fit([features[:0], features]).centroids_, whole.centroids_)
+
+
+def test_a_patch_without_direction_is_no_place_for_a_word() -> None:
+    features = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [0.9, 0.1], [0.0, 1.0]]])
+    start = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    vocabulary = Vocabulary(2, n_passes=1).fit([features], start=start)
+    torch.testing.assert_close(vocabulary.centroids_.norm(dim=1), torch.ones(2))
+
+
+def test_parts_merge_to_the_same_bits_in_any_order() -> None:
+    features = torch.randn(120, 9, 16, generator=torch.Generator().manual_seed(2))
+    centroids = normalize(torch.randn(11, 16, generator=torch.Generator().manual_seed(3)), dim=1)
+    results = []
+    for order in (range(4), (3, 1, 0, 2), (2, 3, 1, 0)):
+        total = CentroidSums(11, 16, torch.device("cpu"))
+        for part in order:
+            one = CentroidSums(11, 16, torch.device("cpu"))
+            one.update(features[30 * part : 30 * part + 30], centroids)
+            total.merge(one)
+        results.append(total)
+    for other in results[1:]:
+        assert torch.equal(other.sums, results[0].sums)
+        assert torch.equal(other.similarity, results[0].similarity)
+        assert torch.equal(other.worst, results[0].worst)
+
+
+def test_memory_does_not_grow_with_the_corpus() -> None:
+    """What a pass holds besides the current chunk: the state, of the codebook's size."""
+    sizes: list[int] = []
+    for images in (64, 640):
+        alive: list[weakref.ref[Tensor]] = []
+
+        class Corpus:
+            def __init__(self, images: int, alive: list[weakref.ref[Tensor]]) -> None:
+                self.images, self.alive = images, alive
+
+            def __iter__(self) -> Iterator[Tensor]:
+                generator = torch.Generator().manual_seed(0)
+                for _ in range(self.images // 16):
+                    batch = torch.randn(16, 4, 8, generator=generator)
+                    self.alive.append(weakref.ref(batch))
+                    yield batch
+                    del batch
+                    sizes[-1] = max(sizes[-1], sum(ref() is not None for ref in self.alive))
+
+        sizes.append(0)
+        Vocabulary(6).fit(Corpus(images, alive), start=torch.eye(8)[:6])
+    assert sizes[1] <= sizes[0] + 1
+    assert sizes[1] < 6

@@ -14,32 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from redi.backbone import Backbone, Tokens, load_backbone
-    from redi.errors import RediError
-    from redi.probe import LinearProbe
-    from redi.reduction import Budget, Reduction, reduce, unreduce
-    from redi.score import hybrid, minmax
-    from redi.tfidf import CorpusStatistics
-    from redi.views import View
-    from redi.vocabulary import Vocabulary
-
+#: Public names and where they live; modules are reached by their own names (``redi.score.minmax``).
 _HOME = {
-    "Backbone": "redi.backbone",
-    "Budget": "redi.reduction",
-    "CorpusStatistics": "redi.tfidf",
-    "LinearProbe": "redi.probe",
-    "RediError": "redi.errors",
-    "Reduction": "redi.reduction",
-    "Tokens": "redi.backbone",
-    "View": "redi.views",
-    "Vocabulary": "redi.vocabulary",
-    "hybrid": "redi.score",
-    "load_backbone": "redi.backbone",
-    "minmax": "redi.score",
-    "reduce": "redi.reduction",
-    "unreduce": "redi.reduction",
+    "Backbone": "backbone",
+    "Budget": "reduction",
+    "CorpusStatistics": "tfidf",
+    "LinearProbe": "probe",
+    "RediError": "errors",
+    "Reduction": "reduction",
+    "Tokens": "backbone",
+    "View": "views",
+    "Vocabulary": "vocabulary",
+    "hybrid": "score",
+    "load_backbone": "backbone",
+    "minmax": "score",
+    "reduce": "reduction",
+    "unreduce": "reduction",
 }
+_MODULES = (
+    "attention backbone cost errors evaluate images pipeline probe reduction score "
+    "tfidf views vocabulary"
+).split()
 
 __all__ = [
     "Backbone",
@@ -59,12 +54,24 @@ __all__ = [
     "unreduce",
 ]
 
+if TYPE_CHECKING:
+    from redi.backbone import Backbone, Tokens, load_backbone
+    from redi.errors import RediError
+    from redi.probe import LinearProbe
+    from redi.reduction import Budget, Reduction, reduce, unreduce
+    from redi.score import hybrid, minmax
+    from redi.tfidf import CorpusStatistics
+    from redi.views import View
+    from redi.vocabulary import Vocabulary
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'redi' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return import_module(f"redi.{name}")
+    if name in _HOME:
+        return getattr(import_module(f"redi.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'redi' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

@@ -72,7 +72,12 @@ class TypicalPatches:
         image = torch.cat([self.image.flatten(), image])
         patch = torch.cat([self.patch.flatten(), patch])
         order = torch.arange(len(words))
-        for column, descending in ((patch, False), (image, False), (similarity, True), (words, False)):
+        for column, descending in (
+            (patch, False),
+            (image, False),
+            (similarity, True),
+            (words, False),
+        ):
             order = order[column[order].argsort(stable=True, descending=descending)]
         counts = torch.bincount(words, minlength=n_words)
         first = counts.cumsum(0) - counts  # every word has at least its own places

@@ -95,7 +95,7 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         if tensor.numel():
-            digest.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

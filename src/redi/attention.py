@@ -5,7 +5,7 @@ Attention rows are queries and columns are keys. ``prefix`` counts every token b
 
 The four functions of the paper take full attention ``[batch, heads, tokens, tokens]``. Each is a
 small statistic followed by :func:`redi.score.minmax`; a dense pass keeps only those statistics
-(:class:`AttentionScores`), never the full tensors of all blocks.
+(:class:`redi.backbone.AttentionScores`), never the full tensors of all blocks.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from redi.backbone.watch import Watch
-from redi.checks import require_axes
+from redi.checks import require_axes, require_float
 from redi.errors import InvalidInput
 from redi.score import minmax
 
 Attention = Float[Tensor, "batch heads tokens tokens"]
 PatchMap = Float[Tensor, "batch patches"]
+FULL = "batch heads tokens tokens"
 
 
 def head_mean(attention: Attention) -> Float[Tensor, "batch tokens tokens"]:
@@ -38,19 +38,19 @@ def cls_rows(attention: Attention) -> Float[Tensor, "batch heads tokens"]:
 def incoming_mass(attention: Attention, prefix: int) -> PatchMap:
     """Eq. attentionmassraw: a_i = 1/(HT) sum_h sum_q A[h, q, j(i)], then N."""
     _check(attention, prefix)
-    return _mass(head_mean(attention), prefix)
+    return mass_of(head_mean(attention), prefix)
 
 
 def cls_mean(attention: Attention, prefix: int) -> PatchMap:
     """Mean over heads of the attention from CLS to each patch, then N."""
     _check(attention, prefix)
-    return _cls_mean(cls_rows(attention), prefix)
+    return cls_mean_of(cls_rows(attention), prefix)
 
 
 def cls_max(attention: Attention, prefix: int) -> PatchMap:
     """Maximum over heads of the attention from CLS to each patch, then N."""
     _check(attention, prefix)
-    return _cls_max(cls_rows(attention), prefix)
+    return cls_max_of(cls_rows(attention), prefix)
 
 
 def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
@@ -63,11 +63,16 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
     The rows of A sum to one, so rownorm(A + I) is (A + I) / 2 for exact softmax output; the
     normalisation is done all the same, for attention that is not (BF16, or edited by hand).
     """
+    attentions = list(attentions)
     if not attentions:
         raise InvalidInput("Rollout needs the attention of at least one block.")
+    for block in attentions:
+        _check(block, prefix, "batch tokens tokens" if block.ndim == 3 else FULL)
     averaged = [head_mean(block) if block.ndim == 4 else block for block in attentions]
-    for block in averaged:
-        _check(block, prefix)
+    if len({block.shape for block in averaged}) > 1:
+        raise InvalidInput(
+            "Rollout needs the attention of the same images and tokens in every block."
+        )
     row: Tensor | None = None
     for block in reversed(averaged):
         # Row-normalised (A + I) applied from the left: scale the vector by 1 / rowsum first.
@@ -82,52 +87,22 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
     return minmax(row[:, prefix:])
 
 
-class AttentionScores:
-    """The four scores of one dense pass, from statistics captured inside the forward.
-
-    ::
-
-        scores = AttentionScores(backbone.depth, backbone.prefix)
-        hidden = backbone.encode(tokens, watch=scores.watches)
-        maps = scores.maps()          # {"mass", "rollout", "cls_max", "cls_mean"}: [batch, patches]
-    """
-
-    def __init__(self, depth: int, prefix: int) -> None:
-        self.prefix = prefix
-        self.means = Watch(head_mean, blocks=range(depth))
-        self.rows = Watch(cls_rows, blocks=(depth - 1,))
-
-    @property
-    def watches(self) -> tuple[Watch, Watch]:
-        return self.means, self.rows
-
-    def maps(self) -> dict[str, PatchMap]:
-        means = self.means.values()
-        (rows,) = self.rows.values()
-        return {
-            "mass": _mass(means[-1], self.prefix),
-            "rollout": rollout(means, self.prefix),
-            "cls_max": _cls_max(rows, self.prefix),
-            "cls_mean": _cls_mean(rows, self.prefix),
-        }
-
-
-def _mass(mean: Float[Tensor, "batch tokens tokens"], prefix: int) -> PatchMap:
+def mass_of(mean: Float[Tensor, "batch tokens tokens"], prefix: int) -> PatchMap:
     """Column mean of the head-averaged attention: heads and queries weigh the same in Eq. mass."""
     return minmax(mean.mean(dim=1)[:, prefix:])
 
 
-def _cls_mean(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
+def cls_mean_of(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
     return minmax(rows.mean(dim=1)[:, prefix:])
 
 
-def _cls_max(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
+def cls_max_of(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
     return minmax(rows.amax(dim=1)[:, prefix:])
 
 
-def _check(attention: Tensor, prefix: int) -> None:
-    axes = "batch heads tokens tokens" if attention.ndim == 4 else "batch tokens tokens"
+def _check(attention: Tensor, prefix: int, axes: str = FULL) -> None:
     require_axes(attention, axes, "Attention")
+    require_float(attention, "Attention")
     queries, keys = attention.shape[-2:]
     if queries != keys:
         raise InvalidInput(f"Attention must be square, but has {queries} rows, {keys} columns.")

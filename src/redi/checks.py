@@ -4,6 +4,7 @@ They look at the numbers, so they synchronise with the device and cannot be trac
 the public wrappers and never in the tensor cores that are compiled or exported.
 """
 
+import torch
 from torch import Tensor
 
 from redi.errors import InvalidInput
@@ -17,13 +18,20 @@ def require_finite(values: Tensor, name: str) -> None:
         )
 
 
+def require_float(values: Tensor, name: str) -> None:
+    if not values.is_floating_point():
+        raise InvalidInput(f"{name} must be floating point, not {values.dtype}.")
+
+
 def require_axes(values: Tensor, axes: str, name: str) -> None:
-    """``axes`` names the expected axes, e.g. ``"batch patches dim"``."""
-    expected = len(axes.split())
-    if values.ndim != expected:
-        raise InvalidInput(f"{name} must be [{axes}], but has shape {list(values.shape)}.")
+    """``axes`` names the expected axes, e.g. ``"batch patches dim"``; a leading ``...`` allows more."""
+    names = axes.split()
+    more = names[0] == "..."
+    expected = len(names) - more
+    if values.ndim < expected or (values.ndim > expected and not more):
+        raise InvalidInput(f"{name} must be [{axes}], but the shape is {list(values.shape)}.")
     if 0 in values.shape:
-        raise InvalidInput(f"{name} is empty: its shape is {list(values.shape)}.")
+        raise InvalidInput(f"{name} must not be empty, but the shape is {list(values.shape)}.")
 
 
 def require_same_shape(left: Tensor, right: Tensor, names: str) -> None:
@@ -35,8 +43,8 @@ def require_same_shape(left: Tensor, right: Tensor, names: str) -> None:
 
 def require_range(values: Tensor, upper: int, name: str) -> None:
     """Integer codes must lie in ``0 .. upper - 1``."""
-    if values.is_floating_point() or values.dtype.is_complex:
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise InvalidInput(f"{name} must be integers, but are {values.dtype}.")
-    low, high = int(values.min()), int(values.max())
+    low, high = int(values.long().min()), int(values.long().max())
     if low < 0 or high >= upper:
         raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but reach from {low} to {high}.")

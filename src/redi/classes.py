@@ -43,7 +43,7 @@ def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int
             pairs = {str(key): str(value) for key, value in json.loads(text).items()}
         else:
             rows = [line.split("\t") for line in text.splitlines() if line.strip()]
-            pairs = {folder: name for folder, name in rows}
+            pairs = {row[0]: row[1] for row in rows}
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The class map {file} cannot be read ({error}): it needs lines `folder<TAB>class`."

@@ -107,7 +107,9 @@ def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:
     values: dict[str, Any] = {}
     for name, value in changes.items():
         if name not in known:
-            raise ConfigError(f"{where}: unknown key {name!r}; known are {', '.join(sorted(known))}.")
+            raise ConfigError(
+                f"{where}: unknown key {name!r}; known are {', '.join(sorted(known))}."
+            )
         current = getattr(base, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):

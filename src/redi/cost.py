@@ -42,6 +42,8 @@ def cost_table(
 
     Reduction happens before block 1, so the ratio of one block is the ratio of all of them.
     """
+    if patches < 1 or prefix < 0:
+        raise InvalidInput(f"There must be patches and no negative prefix: {patches}, {prefix}.")
     budget = budget or Budget()
     keep, _, _ = budget.counts(patches)
     represented = budget.tokens(patches)

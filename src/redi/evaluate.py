@@ -81,7 +81,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact McNemar test: could so uneven a split of the changed images be a fair coin?
 
     Beyond 2,000 changed images the normal approximation with continuity correction is used, which
-    then agrees to four digits.
+    then agrees to half a percent of p.
     """
     changed = gained + lost
     if changed == 0:

@@ -23,6 +23,8 @@ def resolve_grid(patches: int, grid: Grid | None) -> Grid:
                 f"{patches} patches do not form a square grid; pass grid=(rows, columns)."
             )
         return side, side
+    if not (isinstance(grid, tuple) and len(grid) == 2 and all(isinstance(n, int) for n in grid)):
+        raise InvalidInput(f"The grid must be (rows, columns), not {grid!r}.")
     rows, columns = grid
     if rows < 1 or columns < 1 or rows * columns != patches:
         raise InvalidInput(

@@ -95,4 +95,3 @@ def load_batches(
         prefetch_factor=2 if workers and batches else None,
     )
     yield from loader
-

@@ -120,7 +120,9 @@ class PassRunner:
         with track(work.name, total, max(total - share, 0), show=self.ranks.is_main) as progress:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.strict:
-                    raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first such image)")
+                    raise ImageError(
+                        f"{batch.skipped[0][1]} (--strict stops at the first such image)"
+                    )
                 part.skipped += batch.skipped
                 if batch.indices:
                     rows.append((batch.indices, work.step(batch, sums)))
@@ -138,7 +140,11 @@ class PassRunner:
     ) -> Iterator[tuple[int, bool, Batch]]:
         """(chunk, whether it ends with this batch, batch). Batches never cross a chunk."""
         plan = [
-            (chunk, at + self.batch_size >= len(chunks[chunk]), chunks[chunk][at : at + self.batch_size])
+            (
+                chunk,
+                at + self.batch_size >= len(chunks[chunk]),
+                chunks[chunk][at : at + self.batch_size],
+            )
             for chunk in mine
             for at in range(0, len(chunks[chunk]), self.batch_size)
         ]
@@ -203,7 +209,9 @@ class PassRunner:
             skipped += [(int(index), str(reason)) for index, reason in manifest["notes"]["skipped"]]
             for number in range(manifest["notes"]["row_files"]):
                 rows.append(artifacts.load(_row_file(path.with_suffix(""), number))[0])
-        merged = {name: torch.cat([part[name] for part in rows]) for name in rows[0]} if rows else {}
+        merged = (
+            {name: torch.cat([part[name] for part in rows]) for name in rows[0]} if rows else {}
+        )
         indices = merged.pop(".indices", torch.empty(0, dtype=torch.int64))
         order = indices.argsort()
         return Outcome(

@@ -147,4 +147,3 @@ def _disk(run: Run) -> int:
     maps = len(run.validation.labels) * patches * (2 * len(SCORES) + 2 * 5)
     classes = len(backbone.class_names or [])
     return features + maps + 4 * classes * len(run.validation.labels)
-

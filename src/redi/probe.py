@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from redi.checks import require_axes, require_finite, require_range
+from redi.checks import require_axes, require_finite, require_float, require_range
 from redi.errors import CorpusError, InvalidInput
 
 
@@ -32,7 +32,7 @@ def image_feature(
     return normalize((cls + patch_mean) / 2, dim=-1)
 
 
-@dataclass
+@dataclass(eq=False)
 class LinearProbe:
     """Softmax regression with the paper's recipe: AdamW, cosine decay, no label smoothing.
 
@@ -54,19 +54,28 @@ class LinearProbe:
     steps_: int = field(init=False, default=0)
     loss_: float = field(init=False, default=float("nan"))
 
-    @torch.enable_grad()
     def fit(
         self, features: Float[Tensor, "images dim"], labels: Int[Tensor, " images"]
     ) -> "LinearProbe":
+        """Train from zero weights; works under ``no_grad`` and ``inference_mode`` too."""
         if features.ndim == 2 and len(features) == 0:
             raise CorpusError("The probe has no training images.")
         require_axes(features, "images dim", "Features")
         require_axes(labels, "images", "Labels")
         if len(features) != len(labels):
             raise InvalidInput(f"There are {len(features)} features but {len(labels)} labels.")
+        require_float(features, "Features")
         require_finite(features, "Features")
         require_range(labels, self.n_classes, "Labels")
+        if self.batch_size < 1 or max(self.epochs, self.min_steps) < 1:
+            raise InvalidInput("The probe needs a positive batch size and at least one step.")
+        with torch.inference_mode(False), torch.enable_grad():
+            if features.is_inference():
+                features = features.clone()
+            self._descend(features.float(), labels.to(features.device).long())
+        return self
 
+    def _descend(self, features: Tensor, labels: Tensor) -> None:
         images, width = features.shape
         per_epoch = ceil(images / self.batch_size)
         self.steps_ = max(self.epochs * per_epoch, self.min_steps)
@@ -90,7 +99,7 @@ class LinearProbe:
             schedule.step()
         self.loss_ = loss.item()
         self.weight_, self.bias_ = weight.detach(), bias.detach()
-        return self
 
     def logits(self, features: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
+        """Of a fitted probe."""
         return linear(features, self.weight_, self.bias_)

@@ -32,7 +32,11 @@ class _Lines:
 
     def show(self) -> None:
         rate = (self.done - self.before) / max(monotonic() - self.begin, 1e-6)
-        left = f", {_duration((self.total - self.done) / rate)} left" if 0 < self.done < self.total else ""
+        left = (
+            f", {_duration((self.total - self.done) / rate)} left"
+            if 0 < self.done < self.total
+            else ""
+        )
         speed = f", {rate:.1f} images/s" if rate else ""
         say(f"  {self.what}: {self.done}/{self.total} images{speed}{left}")
 

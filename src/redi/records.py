@@ -108,7 +108,9 @@ def read_results(folder: Path) -> Results:
         ]
         return Results(rows, [CostRow(**cost) for cost in content.pop("costs")], **content)
     except FileNotFoundError:
-        raise ArtifactError(f"There is no results.json in {folder}: finish `redi run` first.") from None
+        raise ArtifactError(
+            f"There is no results.json in {folder}: finish `redi run` first."
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}.") from None
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from redi.checks import require_finite, require_same_shape
+from redi.checks import require_axes, require_finite, require_float, require_same_shape
 
 #: The 1e-8 of Eq. norm01: the smallest range that counts as one, and the guard in the denominator.
 EPSILON = 1e-8
@@ -25,6 +25,8 @@ def norm01(values: Float[Tensor, "... patches"]) -> Float[Tensor, "... patches"]
 
 def minmax(values: Float[Tensor, "... patches"]) -> Float[Tensor, "... patches"]:
     """Eq. norm01 over the last axis; a constant map becomes zero. NaN and infinity are errors."""
+    require_axes(values, "... patches", "A map")
+    require_float(values, "A map")
     require_finite(values, "The values of a map")
     return norm01(values)
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from redi.checks import require_axes, require_finite, require_range
+from redi.checks import require_axes, require_finite, require_float, require_range
 from redi.errors import CorpusError, InvalidInput
 from redi.score import norm01
 
@@ -50,6 +50,7 @@ class CorpusStatistics:
     def update(
         self, words: Int[Tensor, "batch patches"], labels: Int[Tensor, " batch"]
     ) -> "CorpusStatistics":
+        """Count a batch of images; a batch that is refused leaves no trace."""
         require_axes(words, "batch patches", "Words")
         require_axes(labels, "batch", "Labels")
         if len(words) != len(labels):
@@ -138,6 +139,7 @@ class CorpusStatistics:
 
     def _class_frequency(self) -> Float[Tensor, "classes words"]:
         """p_y(k) before the floor, in float64."""
+        self._require_images()
         return self.word_counts / self._patches(self.class_images)[:, None]
 
     def _patches(self, images: Int[Tensor, " classes"]) -> Float[Tensor, " classes"]:
@@ -171,5 +173,7 @@ def lookup(
         raise InvalidInput(f"There are {len(words)} images but {len(labels)} labels.")
     require_range(words, table.shape[1], "Words")
     require_range(labels, table.shape[0], "Labels")
+    require_float(table, "The TF-IDF table")
     require_finite(table, "The TF-IDF table")
-    return norm01(table[labels[:, None], words])
+    table, labels = table.to(words.device), labels.to(words.device)
+    return norm01(table[labels.long()[:, None], words.long()])

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from redi.checks import require_finite, require_same_shape
+from redi.checks import require_axes, require_finite, require_float, require_same_shape
 from redi.errors import ImageError, InvalidInput
 from redi.grid import Grid, resolve_grid
 from redi.images import MAX_PIXELS
@@ -35,8 +35,10 @@ class View:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if self.box[2] <= 0 or self.box[3] <= 0:
-            raise InvalidInput(f"A view must have a positive width and height, not {self.box}.")
+        if len(self.box) != 4 or self.box[2] <= 0 or self.box[3] <= 0:
+            raise InvalidInput(
+                f"A view is (left, top, width, height) with positive extent, not {self.box}."
+            )
 
 
 def resize(
@@ -128,6 +130,9 @@ def align(
     patch the edge value is taken. ``valid`` says whether the centre lies inside the view's box, its
     border included. Values are 0 where invalid. Nothing is normalised.
     """
+    require_axes(map, "... patches", "A map")
+    require_float(map, "A map")
+    require_finite(map, "The values of a map")
     rows, columns = resolve_grid(map.shape[-1], grid)
     y, inside_y = _axis_coordinates(rows, view.box[1::2], reference.box[1::2], False, False)
     x, inside_x = _axis_coordinates(
@@ -144,7 +149,11 @@ def aggregate(
     values: Float[Tensor, "... views patches"], valid: Bool[Tensor, "... views patches"]
 ) -> Float[Tensor, "... patches"]:
     """Eq. viewaggregate: t = N(0.8 mu + 0.2 xi), mean and maximum over the views that cover a patch."""
+    require_axes(values, "... views patches", "The values of the views")
+    require_float(values, "The values of the views")
     require_same_shape(values, valid, "Values and mask")
+    if valid.dtype != torch.bool:
+        raise InvalidInput(f"The mask must be of type bool, not {valid.dtype}.")
     require_finite(values, "The values of the views")
     covering = valid.sum(dim=-2)
     if not bool(covering.all()):

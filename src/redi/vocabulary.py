@@ -15,14 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from redi.checks import require_axes
+from redi.checks import require_axes, require_finite, require_float
 from redi.errors import CorpusError, InvalidInput
 
 #: Images a chunk: 6,272 patches of a 14x14 grid, enough for the matrix product to run at full speed.
 CHUNK_IMAGES = 32
 
 #: Adding and subtracting this rounds a float64 to a multiple of 2**-28. Sums of such multiples below
-#: 2**25 are exact, so the chunks may be added in any order, by any number of processes.
+#: 2**25 are exact, so the chunks may be added in any order, by any number of processes. The sum of
+#: similarities, one number over all patches, is rounded to multiples of 2**-20 and exact below 2**33.
 ROUNDING = 1.5 * 2.0 ** (52 - 28)
 
 GOLDEN = (sqrt(5) - 1) / 2
@@ -62,6 +63,7 @@ class Vocabulary:
         self.n_words = n_words
         self.n_passes = n_passes
 
+    @torch.no_grad()
     def fit(
         self,
         features: Iterable[Float[Tensor, "batch patches dim"]],
@@ -70,8 +72,8 @@ class Vocabulary:
         """``features`` can be walked again: a list, or an object whose ``__iter__`` starts anew.
 
         Vectors need not be unit length. ``start`` overrides the deterministic start, which reads
-        single images where the stream is :class:`IndexedFeatures` or a sequence, and otherwise walks
-        the stream two more times: once to count, once to pick.
+        single images where the stream is :class:`IndexedFeatures`. Of any other stream the size is
+        unknown, so it is walked once more to count and once more, up to the last word, to pick.
         """
         if isinstance(features, Iterator):
             raise InvalidInput(
@@ -81,6 +83,8 @@ class Vocabulary:
         if start is None:
             start = spread_start(features, self.n_words)
         require_axes(start, "words dim", "The codebook's start")
+        require_float(start, "The codebook's start")
+        require_finite(start, "The codebook's start")
         if len(start) != self.n_words:
             raise InvalidInput(f"The start has {len(start)} words, but {self.n_words} are wanted.")
         self.centroids_ = normalize(start.float(), dim=1)
@@ -106,12 +110,13 @@ class Vocabulary:
 
     def assign(self, features: Float[Tensor, "*axes dim"]) -> Int[Tensor, "*axes"]:
         """The word of each patch: highest cosine similarity, the lowest index where two are equal."""
+        require_float(features, "Features")
         if features.shape[-1] != self.centroids_.shape[1]:
             raise InvalidInput(
                 f"The features have width {features.shape[-1]}, "
                 f"the vocabulary has {self.centroids_.shape[1]}."
             )
-        return (features @ self.centroids_.T).argmax(dim=-1)
+        return (features.float() @ self.centroids_.to(features.device).T).argmax(dim=-1)
 
 
 class CentroidSums:
@@ -136,10 +141,15 @@ class CentroidSums:
         The largest dot product is the largest cosine whatever the patch's length, so the features
         are not copied to normalise them: the lengths enter as weights of the sums.
         """
-        rows = chunk.flatten(0, 1)
+        rows = chunk.flatten(0, 1).float()
+        if rows.shape[1] != centroids.shape[1]:
+            raise InvalidInput(
+                f"The features have width {rows.shape[1]}, the codebook has {centroids.shape[1]}."
+            )
         best, words = (rows @ centroids.T).max(dim=1)
         length = torch.linalg.vector_norm(rows, dim=1).clamp(min=1e-12)
         cosine = best / length
+        zero = length <= 1e-12  # a patch without direction: counted, but no place for a word
         if not bool(cosine.isfinite().all()):
             raise InvalidInput("Patch features must be finite, but some are not.")
         counts = torch.bincount(words, minlength=len(self.counts))
@@ -155,8 +165,8 @@ class CentroidSums:
         )
         self.sums += bags.double().add_(ROUNDING).sub_(ROUNDING)
         self.counts += counts
-        self.similarity += cosine.double().sum().add_(ROUNDING).sub_(ROUNDING)
-        self._remember_worst(rows, length, cosine)
+        self.similarity += cosine.double().sum().add_(ROUNDING * 256).sub_(ROUNDING * 256)
+        self._remember_worst(rows, length, cosine.masked_fill(zero, torch.inf))
         return words.view(chunk.shape[:2])
 
     def merge(self, other: "CentroidSums") -> "CentroidSums":
@@ -164,7 +174,7 @@ class CentroidSums:
         return self
 
     def state(self) -> dict[str, Tensor]:
-        return vars(self)
+        return dict(vars(self))
 
     def merge_state(self, state: Mapping[str, Tensor]) -> None:
         other = {name: tensor.to(self.sums.device) for name, tensor in state.items()}
@@ -208,7 +218,10 @@ class CentroidSums:
         )
 
     def _keep_worst(self, patches: Tensor, similarity: Tensor) -> None:
-        order = similarity.argsort(stable=True)[: len(self.counts)]
+        """Lowest similarity first. Ties are broken by content, so the order of parts does not matter."""
+        order = patches[:, 0].argsort(stable=True)
+        order = order[similarity[order].argsort(stable=True)]
+        order = order[similarity[order] < torch.inf][: len(self.counts)]
         self.worst, self.worst_similarity = patches[order], similarity[order]
 
 
@@ -218,8 +231,7 @@ def rechunk(
     """The same images in the same order, in chunks of ``images`` (the last may be smaller)."""
     pending: list[Tensor] = []
     waiting = 0
-    for batch in features:
-        require_axes(batch, "batch patches dim", "Features")
+    for batch in _checked(features):
         while len(batch):
             part = batch[: images - waiting]
             pending.append(part)
@@ -230,6 +242,24 @@ def rechunk(
                 pending, waiting = [], 0
     if pending:
         yield torch.cat(pending)
+
+
+def _checked(
+    features: Iterable[Float[Tensor, "batch patches dim"]],
+) -> Iterator[Float[Tensor, "batch patches dim"]]:
+    """Batches that are not empty, all of one shape but for their length."""
+    shape: tuple[int, ...] | None = None
+    for batch in features:
+        if batch.ndim == 3 and len(batch) == 0:
+            continue
+        require_axes(batch, "batch patches dim", "Every batch of features")
+        require_float(batch, "Features")
+        if shape not in (None, tuple(batch.shape[1:])):
+            raise InvalidInput(
+                f"Every image must have the same patches: {shape} so far, {tuple(batch.shape[1:])} now."
+            )
+        shape = tuple(batch.shape[1:])
+        yield batch
 
 
 def start_patches(n_images: int, n_patches: int, n_words: int) -> list[tuple[int, int]]:
@@ -264,20 +294,22 @@ def spread_start(
         images = sorted({image for image, _ in places})
         taken = dict(zip(images, features.take(images), strict=True))
         return torch.stack([taken[image][patch] for image, patch in places])
-    sizes = [(len(batch), batch.shape[1]) for batch in features if len(batch)]
+    sizes = [(len(batch), batch.shape[1]) for batch in _checked(features)]
     if not sizes:
         raise CorpusError("The corpus is empty: there are no patch features.")
-    if len({n_patches for _, n_patches in sizes}) > 1:
-        raise InvalidInput("Every image must have the same number of patches.")
     n_images = sum(images for images, _ in sizes)
     places = start_patches(n_images, sizes[0][1], n_words)
     rows: list[Tensor] = []
     first_image = 0
-    for batch in features:
+    for batch in _checked(features):
         while len(rows) < n_words and places[len(rows)][0] < first_image + len(batch):
             image, patch = places[len(rows)]
             rows.append(batch[image - first_image, patch])
         first_image += len(batch)
         if len(rows) == n_words:
             break
+    if len(rows) < n_words:
+        raise InvalidInput(
+            "The features can be walked only once: pass a list, or an object that restarts."
+        )
     return torch.stack(rows)

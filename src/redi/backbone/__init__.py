@@ -3,6 +3,6 @@
 from redi.backbone.loading import load_backbone
 from redi.backbone.model import Backbone, Preprocessing
 from redi.backbone.tokens import Tokens
-from redi.backbone.watch import Watch
+from redi.backbone.watch import AttentionScores, Watch
 
-__all__ = ["Backbone", "Preprocessing", "Tokens", "Watch", "load_backbone"]
+__all__ = ["AttentionScores", "Backbone", "Preprocessing", "Tokens", "Watch", "load_backbone"]

@@ -6,7 +6,7 @@ Everything else (the block loop, attention capture, reduction) is the same for a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from redi.backbone.tokens import Rope
+from redi.errors import BackboneError
 
 Normed = Float[Tensor, "batch tokens dim"]
 Logits = Float[Tensor, "batch classes"]
@@ -153,7 +154,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "vit": _VIT,
     # transformers' own MAE model masks patches at random, so its weights go into a plain ViT.
-    "vit_mae": Family(**{**vars(_VIT), "config": ViTMAEConfig, "heads": {}}),
+    "vit_mae": replace(_VIT, config=ViTMAEConfig, heads={}),
     "deit": Family(
         config=DeiTConfig,
         encoder=DeiTModel,
@@ -170,3 +171,12 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
+
+
+def square_patch(config: Any) -> int:
+    """Side of a patch; some configurations write it twice, for both axes."""
+    sides = config.patch_size
+    sides = set(sides) if isinstance(sides, list | tuple) else {sides}
+    if len(sides) != 1:
+        raise BackboneError(f"Patches of {config.patch_size} are not supported, only square ones.")
+    return int(sides.pop())

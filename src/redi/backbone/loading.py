@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,16 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from transformers import ViTConfig
 from transformers.utils import logging
 
-from redi.backbone.families import FAMILIES
+from redi.backbone.families import FAMILIES, square_patch
 from redi.backbone.model import Backbone, Preprocessing
+from redi.backbone.watch import IMPLEMENTATION
 from redi.errors import BackboneError
 
 #: The default input gives a 14x14 grid whatever the patch size: 224 px for patch 16, 196 for 14.
@@ -52,43 +52,51 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     folder = checkpoint_folder(name_or_path, revision)
     settings = _read_json(folder / "config.json")
     kind = settings.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise BackboneError(
             f"{name_or_path} is of type {kind!r}, which is not a supported Vision Transformer; "
             f"supported are {', '.join(FAMILIES)}."
         )
-    _require_safetensors(folder)
+    _require_safetensors(folder, name_or_path)
     family = FAMILIES[kind]
-    config = family.config.from_dict(settings)
-    if kind == "vit_mae":
-        config = _plain_vit_config(config)
-    _require_square_patches(name_or_path, config)
-
-    architecture = next(iter(settings.get("architectures") or []), "")
-    head = family.heads.get(architecture)
+    architectures = settings.get("architectures") or []
+    named = architectures if isinstance(architectures, list) else [architectures]
+    head = next((family.heads[name] for name in map(str, named) if name in family.heads), None)
     model_class, options = (head.model, {}) if head else (family.encoder, family.encoder_options)
     with _quiet_transformers():
         try:
+            config = family.config.from_dict(settings)
+            if kind == "vit_mae":
+                config = _plain_vit_config(config)
+            patch_size = square_patch(config)
             loaded: Any = model_class.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
+                attn_implementation=IMPLEMENTATION,
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, which is read below
                 **options,
             )
+        except BackboneError:
+            raise
         except Exception as error:  # whatever transformers or safetensors say about a broken file
-            raise BackboneError(f"{name_or_path} cannot be loaded: {_first_line(error)}") from error
+            raise BackboneError(
+                f"{name_or_path} cannot be loaded ({type(error).__name__}): {_first_line(error)}"
+            ) from error
     model, report = loaded
-    missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
-    if missing:
+    wrong = sorted(report["missing_keys"]) + sorted(
+        str(key[0]) for key in report["mismatched_keys"]
+    )
+    if wrong:
         raise BackboneError(
-            f"{name_or_path} lacks {len(missing)} weights of a {kind} model, e.g. {missing[0]}: "
-            "the checkpoint is incomplete or of another architecture."
+            f"{name_or_path} lacks {len(wrong)} weights of a {kind} model or has them in another "
+            f"size, e.g. {wrong[0]}: the checkpoint is incomplete or does not fit its config.json."
         )
-    return Backbone(model, family, head, _preprocessing(folder, config.patch_size))
+    return Backbone(model, family, head, _preprocessing(folder, patch_size))
 
 
 def checkpoint_digest(folder: Path) -> str:
@@ -103,11 +111,16 @@ def checkpoint_digest(folder: Path) -> str:
 
 def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The local folder of a checkpoint; a Hub name is downloaded into the cache first."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return path
     name = str(name_or_path)
-    if path.exists():
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):
+        is_folder = exists = False
+    if is_folder:
+        return path
+    if exists:
         raise BackboneError(f"{name} is a file; pass the folder that holds config.json.")
     advice = "pass a Hub name (owner/model) or a local folder with config.json and safetensors"
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -128,12 +141,12 @@ def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> 
         ) from None
     except HFValidationError:
         raise BackboneError(f"{name!r} is neither a folder nor a Hub name; {advice}.") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # no network, a time-out, a proxy: httpx has many names for it
         raise BackboneError(
             f"{name} is not in the local cache and the Hub cannot be reached "
             f"({type(error).__name__}); check the network, log in with `hf auth login` if the model "
             "is gated, or pass a local folder."
-        ) from None
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -148,24 +161,25 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _require_safetensors(folder: Path) -> None:
+def _require_safetensors(folder: Path, name: str | Path) -> None:
+    """Weights must be safetensors inside the folder: pickle can run code when it is loaded."""
     if (folder / "model.safetensors").exists():
         return
-    if (folder / "model.safetensors.index.json").exists():
-        return
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
         raise BackboneError(
-            f"{folder} holds weights only as pickle (.bin, .pt), which can run code when loaded and "
-            "is refused: convert them with `model.save_pretrained(folder)`, which writes safetensors."
+            f"{name} has no model.safetensors. Weights as pickle (.bin, .pt) can run code when "
+            "loaded and are refused: load the model once with transformers and write it with "
+            "`model.save_pretrained(folder)`, which makes safetensors."
         )
-    raise BackboneError(f"There is no model.safetensors in {folder}.")
-
-
-def _require_square_patches(name: str | Path, config: Any) -> None:
-    if not isinstance(config.patch_size, int):
-        raise BackboneError(
-            f"{name} has patches of {config.patch_size}; only square ones are supported."
-        )
+    shards = _read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise BackboneError(f"{index} names no weights.")
+    for shard in set(map(str, shards.values())):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise BackboneError(
+                f"{index} names {shard!r}, which is not a safetensors file of the same folder."
+            )
 
 
 def _plain_vit_config(mae: Any) -> ViTConfig:
@@ -183,13 +197,23 @@ def _preprocessing(folder: Path, patch_size: int) -> Preprocessing:
     if file.exists():
         settings = _read_json(file)
         if settings.get("do_normalize", True):
-            mean = tuple(settings.get("image_mean") or mean)
-            std = tuple(settings.get("image_std") or std)
+            mean = _three(file, settings.get("image_mean", mean))
+            std = _three(file, settings.get("image_std", std))
         else:
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        if len(mean) != 3 or len(std) != 3 or 0 in std:
-            raise BackboneError(f"{file} must give three means and three non-zero deviations.")
+        if min(std) <= 0:
+            raise BackboneError(f"{file} must give positive deviations (image_std), not {std}.")
     return Preprocessing(shorter=size * 8 // 7, size=size, mean=mean, std=std)
+
+
+def _three(file: Path, values: Any) -> tuple[float, float, float]:
+    try:
+        red, green, blue = (float(value) for value in values)
+    except (TypeError, ValueError):
+        red = green = blue = nan
+    if not all(map(isfinite, (red, green, blue))):
+        raise BackboneError(f"{file} must give three finite numbers, not {values!r}.")
+    return red, green, blue
 
 
 @contextmanager

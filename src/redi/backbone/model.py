@@ -9,10 +9,12 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from redi.backbone.families import Family, Head
+from redi.backbone.families import Family, Head, square_patch
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import IMPLEMENTATION, Watch
+from redi.checks import require_float
 from redi.errors import BackboneError, InvalidInput
+from redi.images import to_rgb
 from redi.views import View, crop, normalise, reference_view, resize, to_bytes
 
 
@@ -27,7 +29,8 @@ class Preprocessing:
     resample: Image.Resampling = Image.Resampling.BICUBIC
 
     def resized(self, image: Image.Image) -> Image.Image:
-        return resize(image, self.shorter, self.resample)
+        """Any picture as upright RGB with the shorter side that the crops are cut from."""
+        return resize(to_rgb(image), self.shorter, self.resample)
 
     def reference(self, resized: Image.Image) -> View:
         return reference_view(resized.width, resized.height, self.size)
@@ -37,7 +40,7 @@ class Preprocessing:
         return normalise(pixels, self.mean, self.std)
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "channels height width"]:
-        """The reference crop of an RGB picture of any size."""
+        """The reference crop of a picture of any size and mode."""
         resized = self.resized(image)
         reference = crop(resized, self.reference(resized), self.size, self.resample)
         return self.normalise(to_bytes(reference))
@@ -63,15 +66,20 @@ class Backbone(nn.Module):
         self.family = family
         self.head = head
         self.preprocessing = preprocessing
-        self.encoder = model.get_submodule(head.trunk) if head else model
         self.blocks: Sequence[nn.Module] = list(
             self.encoder.get_submodule(family.blocks).children()
         )
         self.config = model.config
         self.depth = len(self.blocks)
         self.width: int = self.config.hidden_size
-        self.patch_size: int = self.config.patch_size
+        self.patch_size = square_patch(self.config)
         self.prefix = family.prefix(self.config)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The part that ends with the final norm; the head, where there is one, lies outside."""
+        trunk: nn.Module = self.model.get_submodule(self.head.trunk) if self.head else self.model
+        return trunk
 
     def train(self, mode: bool = True) -> "Backbone":
         """Always evaluation: in training mode DINOv3 jitters its rotary positions."""
@@ -94,6 +102,7 @@ class Backbone(nn.Module):
         """Prefix and patch tokens just before block 1, with learned positions already added."""
         if pixels.ndim != 4 or pixels.shape[1] != 3 or 0 in pixels.shape:
             raise InvalidInput(f"Pixels must be [batch 3 height width], not {list(pixels.shape)}.")
+        require_float(pixels, "Pixels (normalised, see Backbone.preprocessing)")
         height, width = pixels.shape[2:]
         grid = (height // self.patch_size, width // self.patch_size)
         if (grid[0] * self.patch_size, grid[1] * self.patch_size) != (height, width):
@@ -101,7 +110,8 @@ class Backbone(nn.Module):
                 f"An input of {width}x{height} is not a multiple of the patch size "
                 f"{self.patch_size}: crop or resize it."
             )
-        hidden, rope = self.family.embed(self.encoder, pixels)
+        with torch.backends.cudnn.flags(allow_tf32=False):  # the patch convolution in full FP32
+            hidden, rope = self.family.embed(self.encoder, pixels.to(self.model.dtype))
         return Tokens(hidden[:, : self.prefix], hidden[:, self.prefix :], rope, grid)
 
     def encode(
@@ -115,6 +125,8 @@ class Backbone(nn.Module):
         stop = self.depth if stop is None else stop
         if not 0 <= start <= stop <= self.depth:
             raise InvalidInput(f"Blocks {start} to {stop} do not lie within 0 to {self.depth}.")
+        for watcher in watch:
+            watcher.begin(start)
         hidden = tokens.sequence
         positions = {} if tokens.rope is None else {"position_embeddings": tokens.rope}
         for block in range(start, stop):

@@ -24,8 +24,8 @@ class Tokens:
 
     prefix: Float[Tensor, "batch prefix dim"]
     patches: Float[Tensor, "batch patches dim"]
-    rope: Rope | None
-    grid: Grid
+    rope: Rope | None = None
+    grid: Grid | None = None
 
     @property
     def sequence(self) -> Float[Tensor, "batch tokens dim"]:

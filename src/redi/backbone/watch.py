@@ -16,6 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from redi.attention import (
+    cls_max_of,
+    cls_mean_of,
+    cls_rows,
+    head_mean,
+    mass_of,
+    rollout,
+)
 from redi.errors import InvalidInput
 
 #: The name under which the attention function is registered with transformers.
@@ -43,11 +51,11 @@ class Watch:
         self._pieces: dict[int, list[Tensor]] = {}
 
     def begin(self, block: int) -> None:
-        """Forget what an earlier pass left for this block."""
-        self._pieces[block] = []
+        """Forget what an earlier pass left for this block and those after it."""
+        self._pieces = {at: pieces for at, pieces in self._pieces.items() if at < block}
 
     def observe(self, block: int, attention: Float[Tensor, "batch heads tokens tokens"]) -> None:
-        self._pieces[block].append(self.statistic(attention))
+        self._pieces.setdefault(block, []).append(self.statistic(attention))
 
     def value(self, block: int) -> Tensor:
         """The statistic of one block for the whole batch of the latest pass."""
@@ -61,6 +69,36 @@ class Watch:
     def values(self) -> list[Tensor]:
         """The statistics of all watched blocks, first block first."""
         return [self.value(block) for block in sorted(self.blocks)]
+
+
+class AttentionScores:
+    """The four scores of one dense pass, from statistics captured inside the forward.
+
+    ::
+
+        scores = AttentionScores(backbone.depth, backbone.prefix)
+        hidden = backbone.encode(tokens, watch=scores.watches)
+        maps = scores.maps()          # {"mass", "rollout", "cls_max", "cls_mean"}: [batch, patches]
+    """
+
+    def __init__(self, depth: int, prefix: int) -> None:
+        self.prefix = prefix
+        self.means = Watch(head_mean, blocks=range(depth))
+        self.rows = Watch(cls_rows, blocks=(depth - 1,))
+
+    @property
+    def watches(self) -> tuple[Watch, Watch]:
+        return self.means, self.rows
+
+    def maps(self) -> dict[str, Float[Tensor, "batch patches"]]:
+        means = self.means.values()
+        (rows,) = self.rows.values()
+        return {
+            "mass": mass_of(means[-1], self.prefix),
+            "rollout": rollout(means, self.prefix),
+            "cls_max": cls_max_of(rows, self.prefix),
+            "cls_mean": cls_mean_of(rows, self.prefix),
+        }
 
 
 def attention_forward(
@@ -85,8 +123,6 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     step = SLICE_CPU if query.device.type == "cpu" else SLICE_ACCELERATOR
     output = query.new_empty(query.transpose(1, 2).shape)
-    for watch in redi_watches:
-        watch.begin(redi_block)
     for start in range(0, len(query), step):
         images = slice(start, start + step)
         logits = (query[images] @ key[images].transpose(2, 3)).mul_(scale)

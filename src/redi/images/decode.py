@@ -1,6 +1,5 @@
 """Decoding: whatever the file's mode or orientation, an upright RGB picture comes out."""
 
-import struct
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -26,6 +25,8 @@ def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image
             warnings.simplefilter("ignore")  # e.g. on corrupt EXIF, which does not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise Image.DecompressionBombError
                 image.load()
                 return to_rgb(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -40,8 +41,8 @@ def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image
         raise ImageError(f"{name} is not an image that Pillow can read.") from None
     except ImageError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as error:
-        raise ImageError(f"{name} cannot be decoded: {error}.") from None
+    except Exception as error:  # decoders raise whatever they like on broken files
+        raise ImageError(f"{name} cannot be decoded: {error or type(error).__name__}.") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -49,12 +50,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ImageError(f"The image has no pixels: its size is {image.width}x{image.height}.")
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        # convert() would clip 16-bit values at 255 instead of scaling them.
+    sixteen = image.mode.startswith("I;16")
+    if sixteen or image.mode == "I":
+        # convert() would clip values at 255 instead of scaling them. Plain "I" does not say how
+        # many bits are meant: beyond 255 it is sixteen.
         image = image.convert("I")
-    if image.mode == "I":
-        _, high = _extrema(image)
-        image = image.point(lambda value: value * (1 / 257 if high > 255 else 1)).convert("L")
+        scale = 1 / 257 if sixteen or _extrema(image)[1] > 255 else 1
+        image = image.point(lambda value: value * scale).convert("L")
     elif image.mode == "F":
         _, high = _extrema(image)
         scale = 255.0 if high <= 1 else 1.0

@@ -50,7 +50,9 @@ class ShardImages:
         number, member, offset, size = self.places[index]
         name = self.image_name(index)
         if size > MAX_MEMBER:
-            raise ImageError(f"{name} is {size:,} bytes, more than {MAX_MEMBER:,}: {member} is refused.")
+            raise ImageError(
+                f"{name} is {size:,} bytes, more than {MAX_MEMBER:,}: {member} is refused."
+            )
         with self.shards[number].open("rb") as file:
             file.seek(offset)
             return load_image(file.read(size), name)

@@ -14,17 +14,20 @@ from PIL import Image
 from redi.errors import CorpusError
 from redi.images.decode import load_image
 
-SUFFIXES = frozenset(
-    ".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm .jp2 .avif".split()
-)
+SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm .jp2 .avif".split())
 
 
 class LabelledImages(Protocol):
     """What the rest of the package needs of a data set. Loading must work in worker processes."""
 
-    name: str
-    class_names: Sequence[str]
-    labels: Sequence[int]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def class_names(self) -> Sequence[str]: ...
+
+    @property
+    def labels(self) -> Sequence[int]: ...
 
     def load(self, index: int) -> Image.Image:
         """Upright RGB; an :class:`redi.errors.ImageError` where it cannot be decoded."""
@@ -54,7 +57,9 @@ class FolderImages:
         self.labels: list[int] = []
         self._sizes: list[int] = []
         for label, folder in enumerate(folders):
-            for file in sorted(folder.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
+            for file in sorted(
+                folder.rglob("*"), key=lambda path: path.relative_to(root).as_posix()
+            ):
                 hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
                 if file.suffix.lower() in SUFFIXES and not hidden and file.is_file():
                     self.files.append(file.relative_to(root).as_posix())

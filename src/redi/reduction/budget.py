@@ -29,8 +29,8 @@ class Budget:
             )
         if self.keep == 0 and self.merge > 0:
             raise InvalidInput("Nothing is kept, so there is nothing to merge into: set merge=0.")
-        if self.cells < 1:
-            raise InvalidInput(f"cells must be at least 1, not {self.cells}.")
+        if not isinstance(self.cells, int) or self.cells < 1:
+            raise InvalidInput(f"cells must be an integer of at least 1, not {self.cells}.")
         if not isfinite(self.spatial):
             raise InvalidInput(f"spatial must be a finite number, not {self.spatial}.")
 

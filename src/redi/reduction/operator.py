@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from redi.checks import require_axes, require_finite
+from redi.checks import require_axes, require_finite, require_float, require_range
 from redi.errors import InvalidInput
 from redi.grid import Grid, cell_of, proximity, resolve_grid
 from redi.reduction.budget import Budget
@@ -48,11 +48,11 @@ def reduce(
             f"There are scores for {list(scores.shape)} patches, "
             f"but embeddings for {list(patches.shape[:2])}."
         )
-    if not scores.is_floating_point():
-        raise InvalidInput(f"Scores must be floating point, but are {scores.dtype}.")
+    require_float(patches, "Patches")
+    require_float(scores, "Scores")
     require_finite(scores, "Scores")
     grid = resolve_grid(patches.shape[1], grid)
-    return keep_merge_compress(patches, scores, budget, grid)
+    return keep_merge_compress(patches, scores.to(patches.device), budget, grid)
 
 
 def keep_merge_compress(
@@ -63,6 +63,7 @@ def keep_merge_compress(
 ) -> Reduction:
     """The operator itself: no look at the values, so it can be compiled and exported.
 
+    Weights, similarities and sums are FP32 (or better) whatever the precision of the patches.
     Symbols: R, M, U are ``keep``, ``merge``, ``compress``; s is ``scores``; omega = max(s, 0) + 1e-4
     is ``weights``; m(i) is ``destination``; the cells c are ``cells x cells``.
     """
@@ -74,7 +75,9 @@ def keep_merge_compress(
     merge = ranking[:, n_keep : n_keep + n_merge]
     compress = ranking[:, n_keep + n_merge :]
 
-    weights = (scores.clamp(min=0) + OFFSET).to(patches.dtype)
+    exact = torch.promote_types(patches.dtype, torch.float32)
+    dtype, patches = patches.dtype, patches.to(exact)
+    weights = scores.to(exact).clamp(min=0) + OFFSET
     source = torch.empty_like(ranking)
     source.scatter_(1, keep, torch.arange(n_keep, device=keep.device).expand_as(keep))
 
@@ -86,14 +89,14 @@ def keep_merge_compress(
         source.scatter_(1, merge, destination)
 
     if not n_compress:
-        return Reduction(kept, keep, source)
+        return Reduction(kept.to(dtype), keep, source)
     cell = cell_of(compress, grid, budget.cells)
     summaries, leader = _compress(
         _take(patches, compress), weights.gather(1, compress), cell, budget.cells**2
     )
     source.scatter_(1, compress, n_keep + cell)
     return Reduction(
-        torch.cat([kept, summaries], dim=1),
+        torch.cat([kept, summaries], dim=1).to(dtype),
         torch.cat([keep, compress.gather(1, leader)], dim=1),
         source,
     )
@@ -105,12 +108,10 @@ def unreduce(
     """Spread reduced tokens back onto the full grid: every patch gets the token it went into."""
     require_axes(tokens, "batch reduced dim", "Tokens")
     require_axes(source, "batch patches", "Source")
-    if int(source.max()) >= tokens.shape[1]:
-        raise InvalidInput(
-            f"The source map points to token {int(source.max())}, but there are only "
-            f"{tokens.shape[1]}: leave the prefix tokens out."
-        )
-    return _take(tokens, source)
+    if len(tokens) != len(source):
+        raise InvalidInput(f"There are tokens of {len(tokens)} images, sources of {len(source)}.")
+    require_range(source, tokens.shape[1], "Sources (which do not count prefix tokens)")
+    return _take(tokens, source.long())
 
 
 def _take(

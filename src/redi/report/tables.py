@@ -83,7 +83,9 @@ def table3(costs: list[CostRow]) -> RenderableType:
         "Table 3. Analytic sequence and compute", ("Quantity", "Dense", "Reduced", "Reduction")
     )
     for row in costs:
-        table.add_row(row.quantity, f"{row.dense:g}", f"{row.reduced:.5g}", f"{row.reduction:.1f} %")
+        table.add_row(
+            row.quantity, f"{row.dense:g}", f"{row.reduced:.5g}", f"{row.reduction:.1f} %"
+        )
     return Group(table, "Excludes score construction, reduction overhead and hardware effects.\n")
 
 

@@ -44,9 +44,7 @@ def analysis_done(run: Run) -> bool:
     if not evaluate_done(run):
         return False
     key = analysis_key(run)
-    return all(
-        run.current(f"analysis/{name}", key) for name in ("figure2", "typical", "explorer")
-    )
+    return all(run.current(f"analysis/{name}", key) for name in ("figure2", "typical", "explorer"))
 
 
 def analyse(run: Run) -> None:
@@ -161,7 +159,9 @@ def _typical(run: Run, key: artifacts.Key) -> None:
             strip = torch.zeros(3, THUMBNAIL, THUMBNAIL * len(images), dtype=torch.uint8)
             for slot, (image, patch) in enumerate(zip(images, patches, strict=True)):
                 if image in row_of:
-                    thumbnail = outcome.rows["thumbnails"][row_of[image], wanted[image].index(patch)]
+                    thumbnail = outcome.rows["thumbnails"][
+                        row_of[image], wanted[image].index(patch)
+                    ]
                     strip[:, :, slot * THUMBNAIL : (slot + 1) * THUMBNAIL] = thumbnail
             strips.append(_jpeg(strip))
         packed, offsets = _pack(strips)

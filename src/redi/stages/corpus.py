@@ -38,9 +38,7 @@ def vocabulary_key(run: Run) -> dict[str, Any]:
 
 def vocabulary_done(run: Run) -> bool:
     key = vocabulary_key(run)
-    return all(
-        run.current(name, key) for name in ("features", "analysis/codebooks", "vocabulary")
-    )
+    return all(run.current(name, key) for name in ("features", "analysis/codebooks", "vocabulary"))
 
 
 def fit_vocabulary(run: Run) -> None:
@@ -62,7 +60,12 @@ def fit_vocabulary(run: Run) -> None:
 
 
 def _one_pass(
-    run: Run, books: dict[str, Vocabulary], name: str, done: str, key: artifacts.Key, with_features: bool
+    run: Run,
+    books: dict[str, Vocabulary],
+    name: str,
+    done: str,
+    key: artifacts.Key,
+    with_features: bool,
 ) -> None:
     backbone = run.backbone
 
@@ -144,7 +147,9 @@ def _start(run: Run, key: artifacts.Key) -> dict[str, Vocabulary]:
     # Figure 2's codebooks are separate from the main one: they start from the patch opposite.
     for book in books:
         if book != MAIN:
-            places[book] = [(image, (patch + n_patches // 2) % n_patches) for image, patch in places[book]]
+            places[book] = [
+                (image, (patch + n_patches // 2) % n_patches) for image, patch in places[book]
+            ]
     done = "partial/vocabulary-start"
     start_key = {**key, "pass": 0}
     if not run.current(done, start_key):

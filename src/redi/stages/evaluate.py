@@ -73,7 +73,6 @@ def predict(run: Run) -> None:
     missing = missing_rows(run)
     keys = {pair: prediction_key(run, *pair) for pair in missing}
     probe = load_probe(run) if any(name == "probe" for name, _ in missing) else None
-    backbone = run.backbone
     columns = torch.tensor(native_classes(run)[0]) if "native" in classifiers(run) else None
 
     if run.ranks.is_main:
@@ -86,7 +85,16 @@ def predict(run: Run) -> None:
                 logits = probe.logits(dense["features"].to(run.device))
             else:
                 logits = dense["native_logits"]
-            _save(run, classifier, row, keys, _rows(logits), dense["labels"], dense["indices"], columns)
+            _save(
+                run,
+                classifier,
+                row,
+                keys,
+                _rows(logits),
+                dense["labels"],
+                dense["indices"],
+                columns,
+            )
     reduced_rows = sorted({row for _, row in missing if row != "dense"}, key=SCORES.index)
     if reduced_rows:
         _predict_reduced(run, reduced_rows, keys, columns)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi import artifacts
-from redi.attention import AttentionScores
+from redi.backbone import AttentionScores
 from redi.errors import CorpusError
 from redi.loader import Batch
 from redi.passes import Pass
@@ -64,8 +64,12 @@ def make_scores(run: Run) -> None:
             words.append((hidden[:, backbone.prefix :] @ centroids.T).argmax(dim=-1))
             if view == 0:
                 final, maps = hidden, attention.maps()
-        tfidf = corpus_map(table, torch.stack(words, dim=1), batch.labels.to(run.device), batch.views)
-        maps["random"] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(run.device)
+        tfidf = corpus_map(
+            table, torch.stack(words, dim=1), batch.labels.to(run.device), batch.views
+        )
+        maps["random"] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(
+            run.device
+        )
         maps["tfidf"] = tfidf
         for name in ATTENTION_SCORES:
             maps[f"redi_{name}"] = hybrid(tfidf, maps[name])
@@ -75,7 +79,9 @@ def make_scores(run: Run) -> None:
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
-            "figure_words": (final[:, backbone.prefix :] @ figure_words.T).argmax(-1).to(torch.int16),
+            "figure_words": (final[:, backbone.prefix :] @ figure_words.T)
+            .argmax(-1)
+            .to(torch.int16),
             "boxes": torch.tensor([[view.box for view in views] for views in batch.views]),
             "flips": torch.tensor([[view.flip for view in views] for views in batch.views]),
             "features": image_feature(tokens_read, backbone.prefix),
@@ -96,7 +102,8 @@ def make_scores(run: Run) -> None:
             artifacts.save(run.path(f"scores/{score}"), tensors, key)
         views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
         artifacts.save(run.path("scores/words"), {**common, **views}, key)
-        dense = {field: rows[field] for field in ("features", "native_logits") if field in rows}
+        fields: list[str] = [field for field in ("features", "native_logits") if field in rows]
+        dense = {field: rows[field] for field in fields}
         artifacts.save(run.path("scores/dense"), {**common, **dense}, key, skipped=outcome.skipped)
     run.ranks.wait()
     run.passes.discard(name)

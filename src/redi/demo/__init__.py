@@ -1,0 +1,1 @@
+"""The embedded demo: a procedural image generator and a small trained backbone."""

@@ -1,0 +1,45 @@
+"""How much of the class object the kept patches cover: possible only where its mask is known."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from redi.grid import Grid
+from redi.reduction import Budget
+from redi.views import View, crop, reference_view, resize, to_bytes
+
+
+def object_share(
+    mask: Image.Image, shorter: int, size: int, grid: Grid
+) -> Float[Tensor, " patches"]:
+    """The fraction of each reference patch that the object fills, on the crop the backbone sees."""
+    resized = resize(mask.convert("RGB"), shorter, Image.Resampling.NEAREST)
+    view: View = reference_view(resized.width, resized.height, size)
+    pixels = to_bytes(crop(resized, view, size, Image.Resampling.NEAREST))[:1].float() / 255
+    return avg_pool2d(pixels[None], (size // grid[0], size // grid[1])).flatten()
+
+
+def kept_coverage(
+    scores: Float[Tensor, "images patches"],
+    share: Float[Tensor, "images patches"],
+    budget: Budget,
+) -> Float[Tensor, " images"]:
+    """Of the object's area inside the crop, the part that lies in kept patches."""
+    n_keep, _, _ = budget.counts(scores.shape[1])
+    kept = scores.argsort(dim=1, descending=True, stable=True)[:, :n_keep]
+    return share.gather(1, kept).sum(dim=1) / share.sum(dim=1).clamp(min=1e-8)
+
+
+def mean_coverage(
+    scores: dict[str, Tensor], masks: list[Path], shorter: int, size: int, grid: Grid, budget: Budget
+) -> dict[str, float]:
+    """Mean coverage of each score over the images, in percent."""
+    share = torch.stack([object_share(Image.open(mask), shorter, size, grid) for mask in masks])
+    return {
+        name: 100 * float(kept_coverage(values.float(), share, budget).mean())
+        for name, values in scores.items()
+    }

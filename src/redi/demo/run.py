@@ -1,0 +1,81 @@
+"""``redi demo``: draw pictures, run the protocol on them, say how much of each object is kept."""
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.table import Table
+
+from redi import artifacts
+from redi.backbone.loading import load_backbone
+from redi.config import RunConfig, RuntimeConfig
+from redi.demo.coverage import mean_coverage
+from redi.demo.generator import CLASSES, write_folder
+from redi.errors import ArtifactError
+from redi.pipeline import execute
+from redi.progress import say
+from redi.records import Results, write_results
+from redi.report.tables import TITLES, print_tables
+from redi.run import SCORES
+
+TRAIN_PER_CLASS = 60
+VAL_PER_CLASS = 30
+TRAIN_SEED, VAL_SEED = 1, 2
+
+
+def run_demo(out: Path, threads: int = 0) -> Results:
+    """The whole protocol on generated pictures, with the backbone that ships in the package."""
+    begin = monotonic()
+    images = out / "images"
+    train, val, masks = images / "train", images / "val", images / "val-masks"
+    say(f"drawing {len(CLASSES)} classes x {TRAIN_PER_CLASS} + {VAL_PER_CLASS} pictures")
+    try:
+        write_folder(train, TRAIN_SEED, TRAIN_PER_CLASS * len(CLASSES))
+        write_folder(val, VAL_SEED, VAL_PER_CLASS * len(CLASSES), masks=masks)
+    except OSError as error:
+        raise ArtifactError(
+            f"The demo cannot write its pictures to {images}: {error.strerror or error}. "
+            "Choose another --out."
+        ) from None
+    config = RunConfig(
+        backbone=str(files("redi.demo") / "backbone"),
+        train=str(train),
+        val=str(val),
+        out=str(out),
+        runtime=RuntimeConfig(threads=threads, device="cpu"),
+    )
+    results = execute(config)
+    assert results is not None
+    results = _with_coverage(out, config, masks, results)
+    console = Console()
+    print_tables(results, console)
+    console.print(_coverage_table(results))
+    say(f"{monotonic() - begin:.0f} s. Open {out / 'results.json'} for every number.")
+    return results
+
+
+def _with_coverage(out: Path, config: RunConfig, masks: Path, results: Results) -> Results:
+    preprocessing = load_backbone(config.backbone).preprocessing
+    scores = {
+        name: artifacts.load(out / "scores" / f"{name}.safetensors")[0]["scores"] for name in SCORES
+    }
+    files_in_order = sorted(masks.glob("*/*.png"), key=lambda path: path.relative_to(masks).as_posix())
+    side = preprocessing.size // 16
+    coverage = mean_coverage(
+        scores, files_in_order, preprocessing.shorter, preprocessing.size, (side, side), config.budget
+    )
+    results = replace(results, notes={**results.notes, "object_coverage": coverage})
+    write_results(out, results)
+    return results
+
+
+def _coverage_table(results: Results) -> Table:
+    table = Table(title="Object kept: area of the class object in kept patches, %")
+    table.title_justify = "left"
+    table.add_column("Score")
+    table.add_column("Kept", justify="right")
+    for name, value in results.notes["object_coverage"].items():
+        table.add_row(TITLES[name], f"{value:.1f}")
+    return table
