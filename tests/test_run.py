@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from PIL import Image
 
 from families import save_checkpoint
 from redi import artifacts, passes
-from redi.backbone import AttentionScores, load_backbone
+from redi.backbone import AttentionScores, Backbone, load_backbone
 from redi.config import RunConfig, read_config
 from redi.distributed import Ranks
 from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, ImageError
@@ -437,3 +438,51 @@ def test_run_object_reports_a_missing_artefact(folder: Path, tmp_path: Path) -> 
     run = Run(small_config(folder, tmp_path), Ranks(), torch.device("cpu"))
     with pytest.raises(ArtifactError, match="is missing; run the stage"):
         run.digest("vocabulary")
+
+
+def test_with_a_cache_later_passes_skip_the_backbone_and_the_result_hardly_changes(
+    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(folder, tmp_path)
+    config = replace(config, runtime=replace(config.runtime, cache="fp16"))
+    forwards: list[int] = []
+    embed = Backbone.embed
+
+    def counting_embed(self: Backbone, pixels: torch.Tensor) -> Any:
+        forwards.append(len(pixels))
+        return embed(self, pixels)
+
+    monkeypatch.setattr(Backbone, "embed", counting_embed)
+    execute(config, until="tfidf")
+    images = 4 * TRAIN
+    assert sum(forwards) == 16 + images, "the start's 16 images and one pass instead of four"
+    cached, plain = (
+        artifacts.load(out / "vocabulary.safetensors")[0]["centroids"]
+        for out in (tmp_path, finished)
+    )
+    torch.testing.assert_close(cached, plain, atol=2e-2, rtol=0)
+
+    # Without the cache's files the same numbers come from the images.
+    again = replace(config, out=str(tmp_path / "again"))
+    execute(again, until="tfidf")
+    for file in (tmp_path / "again" / "cache").iterdir():
+        file.unlink()
+    (tmp_path / "again" / "tfidf.safetensors").unlink()
+    execute(again, until="tfidf")
+    here, there = (
+        artifacts.load(out / "tfidf.safetensors")[0]["table"]
+        for out in (tmp_path, tmp_path / "again")
+    )
+    assert torch.equal(here, there)
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_any_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(folder, tmp_path)
+    config = replace(config, runtime=replace(config.runtime, cache="fp16"))
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"--cache fp16 needs .* GB .* are free"):
+        execute(config)
+    assert not list(tmp_path.rglob("*.f16"))

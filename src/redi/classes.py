@@ -44,7 +44,7 @@ def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int
         else:
             rows = [line.split("\t") for line in text.splitlines() if line.strip()]
             pairs = {row[0]: row[1] for row in rows}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise ConfigError(
             f"The class map {file} cannot be read ({error}): it needs lines `folder<TAB>class`."
         ) from None

@@ -42,7 +42,7 @@ class AnalysisConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How, not what: none of these changes which numbers are sought."""
+    """How, not what: these change the numbers at most in their last digits."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     batch_size: int = 32

@@ -5,8 +5,9 @@ the normalisation happen in the main process, so four times less data travels be
 that cannot be decoded is reported and left out; the others keep their index.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import UInt8
@@ -28,6 +29,15 @@ class Batch:
     views: list[tuple[View, ...]]  # [batch][view]
     pixels: UInt8[Tensor, "batch views channels height width"]
     skipped: list[tuple[int, str]]  # (index, reason)
+    features: dict[int, Tensor] | None = None  # of a cached pass, by block, instead of pixels
+
+
+class BatchSource(Protocol):
+    """Where a pass gets its batches from."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, plan: Iterable[Sequence[int]], workers: int) -> Iterable[Batch]: ...
 
 
 @dataclass(frozen=True)
@@ -82,16 +92,15 @@ class ViewDataset(Dataset[_Item]):
             skipped=[(item.index, item.reason) for item in items if item.pixels is None],
         )
 
-
-def load_batches(
-    dataset: ViewDataset, batches: Sequence[Sequence[int]], workers: int
-) -> Iterator[Batch]:
-    """The given batches of indices, in their order, ``workers`` processes ahead (0: in this one)."""
-    loader = DataLoader(
-        dataset,
-        batch_sampler=[list(batch) for batch in batches],
-        num_workers=min(workers, len(batches)),
-        collate_fn=dataset.collate,
-        prefetch_factor=2 if workers and batches else None,
-    )
-    yield from loader
+    def batches(self, plan: Iterable[Sequence[int]], workers: int) -> Iterator[Batch]:
+        """The given batches of indices, in their order, ``workers`` processes ahead (0: none)."""
+        batches = [list(indices) for indices in plan]
+        workers = min(workers, len(batches))
+        loader = DataLoader(
+            self,
+            batch_sampler=batches,
+            num_workers=workers,
+            collate_fn=self.collate,
+            prefetch_factor=2 if workers else None,
+        )
+        yield from loader

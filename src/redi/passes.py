@@ -22,7 +22,7 @@ from torch import Tensor
 from redi import artifacts
 from redi.distributed import Ranks
 from redi.errors import ImageError
-from redi.loader import Batch, ViewDataset, load_batches
+from redi.loader import Batch, BatchSource
 from redi.progress import track
 
 #: Images a chunk: the unit of work of a process.
@@ -54,7 +54,7 @@ class Pass:
     """What to do with every image: ``step`` turns a batch into rows and adds to the sums."""
 
     name: str
-    dataset: ViewDataset
+    source: BatchSource
     step: Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
     sums: Callable[[], dict[str, Any]] = dict
     indices: Sequence[int] | None = None  # None: all images
@@ -84,7 +84,7 @@ class PassRunner:
 
         Parts of an earlier run count if their key is the same.
         """
-        indices = range(len(work.dataset)) if work.indices is None else work.indices
+        indices = range(len(work.source)) if work.indices is None else work.indices
         chunks = [indices[at : at + CHUNK] for at in range(0, len(indices), CHUNK)]
         folder = self.folder / work.name.replace(" ", "-")
         if self.ranks.is_main:
@@ -148,7 +148,7 @@ class PassRunner:
             for chunk in mine
             for at in range(0, len(chunks[chunk]), self.batch_size)
         ]
-        loaded = load_batches(work.dataset, [batch for _, _, batch in plan], self.workers)
+        loaded = work.source.batches([batch for _, _, batch in plan], self.workers)
         for (chunk, last, _), batch in zip(plan, loaded, strict=True):
             yield chunk, last, batch
 

@@ -24,7 +24,7 @@ from redi.distributed import choose_device, join_ranks
 from redi.progress import say
 from redi.records import Results, collect, write_results
 from redi.run import SCORES, Run, lock
-from redi.stages import analysis, corpus, evaluate, probe, score
+from redi.stages import analysis, evaluate, probe, score, tfidf, vocabulary
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Stage:
 STAGES = (
     Stage(
         "vocabulary",
-        corpus.fit_vocabulary,
-        corpus.vocabulary_done,
+        vocabulary.fit_vocabulary,
+        vocabulary.vocabulary_done,
         lambda run: (
             f"{run.config.vocabulary.n_passes} passes over {len(run.training.labels)} training images"
         ),
     ),
     Stage(
         "tfidf",
-        corpus.build_table,
-        corpus.tfidf_done,
+        tfidf.build_table,
+        tfidf.tfidf_done,
         lambda run: f"1 pass over {len(run.training.labels)} training images",
     ),
     Stage("probe", probe.train_probe, probe.probe_done, lambda run: "no pass"),

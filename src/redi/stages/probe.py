@@ -7,7 +7,7 @@ from redi import artifacts
 from redi.probe import LinearProbe
 from redi.progress import say
 from redi.run import Run
-from redi.stages.corpus import vocabulary_done
+from redi.stages.vocabulary import vocabulary_done
 
 
 def probe_key(run: Run) -> dict[str, Any]:

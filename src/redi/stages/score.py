@@ -19,7 +19,7 @@ from redi.passes import Pass
 from redi.probe import image_feature
 from redi.run import ATTENTION_SCORES, SCORES, Run
 from redi.score import hybrid
-from redi.stages.corpus import tfidf_done
+from redi.stages.tfidf import tfidf_done
 from redi.tfidf import lookup
 from redi.views import View, aggregate, align
 

@@ -1,7 +1,7 @@
-"""The corpus stages: visual words (k-means passes) and the TF-IDF table (one more pass).
+"""The vocabulary stage: visual words by k-means passes over the corpus.
 
-One forward of an image serves everything at once: the vocabulary, figure 2's codebooks at other
-blocks, and in the first pass the classifier's feature.
+Figure 2's codebooks at other blocks ride on the same passes, and the classifier's features on the
+first of them.
 """
 
 from collections.abc import Mapping
@@ -9,19 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from redi import artifacts
-from redi.analysis import TypicalPatches, WordCounts, figure_blocks
+from redi.analysis import figure_blocks
 from redi.errors import CorpusError
 from redi.loader import Batch
 from redi.passes import Pass
 from redi.probe import image_feature
 from redi.run import Run
-from redi.tfidf import CorpusStatistics
+from redi.stages.features import (
+    MAIN,
+    block_of,
+    cache_key,
+    corpus_pass,
+    feature_cache,
+    patch_features,
+)
 from redi.vocabulary import CentroidSums, Vocabulary, start_patches
-
-#: The codebook of TF-IDF; the others, "block3" and so on, are figure 2's.
-MAIN = "main"
 
 
 def vocabulary_key(run: Run) -> dict[str, Any]:
@@ -33,6 +38,7 @@ def vocabulary_key(run: Run) -> dict[str, Any]:
         n_passes=settings.vocabulary.n_passes,
         analysis_words=settings.analysis.n_words,
         features=settings.probe.features,
+        cache=settings.runtime.cache,
     )
 
 
@@ -44,6 +50,10 @@ def vocabulary_done(run: Run) -> bool:
 def fit_vocabulary(run: Run) -> None:
     """Vocabulary, figure 2's codebooks and the classifier's features: ``n_passes`` corpus passes."""
     key = vocabulary_key(run)
+    cache = feature_cache(run)
+    if cache is not None and run.ranks.is_main:
+        cache.prepare()
+    run.ranks.wait()
     books = _start(run, key)
     for number in range(1, run.config.vocabulary.n_passes + 1):
         name = f"vocabulary pass {number}"
@@ -70,9 +80,9 @@ def _one_pass(
     backbone = run.backbone
 
     def step(batch: Batch, sums: Mapping[str, CentroidSums]) -> Mapping[str, Tensor]:
-        hidden, patches = _patch_features(run, batch)
+        hidden, patches = patch_features(run, batch)
         for book, vocabulary in books.items():
-            sums[book].update(patches[_block_of(book)], vocabulary.centroids_)
+            sums[book].update(patches[block_of(run, book)], vocabulary.centroids_)
         if not with_features:
             return {}
         tokens = hidden if run.config.probe.features == "prenorm" else backbone.final_norm(hidden)
@@ -84,15 +94,17 @@ def _one_pass(
             for book, vocabulary in books.items()
         }
 
-    outcome = run.passes.run(Pass(name, run.dataset(run.training), step, new_sums), key)
+    outcome = run.passes.run(corpus_pass(run, name, step, new_sums), key)
     if outcome is None:
         return
     if with_features:
         if not outcome.indices:
             raise CorpusError(f"None of the images in {run.training.name} could be decoded.")
-        artifacts.save(
-            run.path("features"), outcome.rows, vocabulary_key(run), skipped=outcome.skipped
-        )
+        rows = {**outcome.rows, "indices": torch.tensor(outcome.indices)}
+        artifacts.save(run.path("features"), rows, vocabulary_key(run), skipped=outcome.skipped)
+        cache = feature_cache(run)
+        if cache is not None:
+            cache.complete(cache_key(run))
     tensors = {}
     for book, vocabulary in books.items():
         vocabulary.step(outcome.sums[book])
@@ -157,7 +169,7 @@ def _start(run: Run, key: artifacts.Key) -> dict[str, Vocabulary]:
         run.ranks.wait()
     start = run.load(done)
     for book, vocabulary in books.items():
-        vocabulary.centroids_ = torch.nn.functional.normalize(start[book], dim=1).to(run.device)
+        vocabulary.centroids_ = normalize(start[book], dim=1).to(run.device)
         vocabulary.objective_, vocabulary.reseeded_ = [], []
     run.passes.discard("vocabulary start")
     return books
@@ -179,10 +191,10 @@ def _gather_start(
     images = sorted({image for chosen in places.values() for image, _ in chosen})
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        _, patches = _patch_features(run, batch)
+        _, patches = patch_features(run, batch)
         rows = {}
         for book in books:
-            features = patches[_block_of(book)]
+            features = patches[block_of(run, book)]
             rows[book] = features.new_zeros(len(batch.indices), most[book], features.shape[-1])
             for row, image in enumerate(batch.indices):
                 for slot, (_, patch) in enumerate(of_image[book].get(image, [])):
@@ -203,96 +215,3 @@ def _gather_start(
             for slot, (word, _) in enumerate(of_image[book].get(image, [])):
                 starts[book][word] = outcome.rows[book][row, slot]
     artifacts.save(run.path(done), starts, key)
-
-
-def tfidf_key(run: Run) -> dict[str, Any]:
-    return run.key(
-        "tfidf",
-        "train",
-        vocabulary=run.digest("vocabulary"),
-        codebooks=run.digest("analysis/codebooks"),
-        typical=run.config.analysis.typical,
-        classes=list(run.training.class_names),
-    )
-
-
-def tfidf_done(run: Run) -> bool:
-    if not vocabulary_done(run):
-        return False
-    key = tfidf_key(run)
-    return all(run.current(name, key) for name in ("analysis/words", "tfidf"))
-
-
-def build_table(run: Run) -> None:
-    """The TF-IDF table, figure 2's word frequencies and each word's most typical patches: one pass."""
-    key = tfidf_key(run)
-    centroids = run.load("vocabulary")["centroids"].to(run.device)
-    codebooks = run.load("analysis/codebooks")
-    books = {
-        name.split("/")[0]: tensor.to(run.device)
-        for name, tensor in codebooks.items()
-        if name.endswith("/centroids")
-    }
-
-    def step(batch: Batch, sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        _, patches = _patch_features(run, batch)
-        features = patches[_block_of(MAIN)]
-        similarity, words = (features @ centroids.T).max(dim=-1)
-        sums["corpus"].update(words, batch.labels)
-        cosine = similarity / torch.linalg.vector_norm(features, dim=-1).clamp(min=1e-12)
-        sums["typical"].update(torch.tensor(batch.indices), words, cosine)
-        for book, words_of_block in books.items():
-            sums[book].update((patches[_block_of(book)] @ words_of_block.T).argmax(dim=-1))
-        return {}
-
-    def new_sums() -> dict[str, Any]:
-        return {
-            "corpus": CorpusStatistics(len(run.training.class_names), len(centroids)),
-            "typical": TypicalPatches(len(centroids), run.config.analysis.typical),
-            **{book: WordCounts(len(words)) for book, words in books.items()},
-        }
-
-    name = "tfidf"
-    outcome = run.passes.run(Pass(name, run.dataset(run.training), step, new_sums), key)
-    if outcome is not None:
-        corpus: CorpusStatistics = outcome.sums["corpus"]
-        words = {f"frequency/{book}": outcome.sums[book].counts for book in books}
-        typical = outcome.sums["typical"].state()
-        artifacts.save(
-            run.path("analysis/words"),
-            {**words, **{f"typical/{field}": tensor for field, tensor in typical.items()}},
-            key,
-        )
-        artifacts.save(
-            run.path("tfidf"),
-            {
-                "table": corpus.table(),
-                "contrast": corpus.contrast(),
-                "support": corpus.support(),
-                "idf": corpus.idf(),
-                **corpus.state(),
-            },
-            key,
-            skipped=outcome.skipped,
-        )
-    run.ranks.wait()
-    run.passes.discard(name)
-
-
-def _patch_features(run: Run, batch: Batch) -> tuple[Tensor, dict[int | None, Tensor]]:
-    """Final tokens, and patch features after figure 2's blocks and (None) after the last."""
-    backbone = run.backbone
-    pixels = backbone.preprocessing.normalise(batch.pixels[:, 0].to(run.device))
-    tokens = backbone.embed(pixels)
-    found: dict[int | None, Tensor] = {}
-    hidden, at = tokens.sequence, 0
-    for block in figure_blocks(backbone.depth):
-        hidden = backbone.encode(tokens.advanced(hidden), start=at, stop=block)
-        found[block] = hidden[:, backbone.prefix :]
-        at = block
-    found[None] = found[backbone.depth]
-    return hidden, found
-
-
-def _block_of(book: str) -> int | None:
-    return None if book == MAIN else int(book.removeprefix("block"))

@@ -1,0 +1,72 @@
+"""Patch features of the corpus: one forward of an image serves every codebook at once."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redi.analysis import figure_blocks
+from redi.cache import CachedImages, FeatureCache
+from redi.loader import Batch
+from redi.passes import Pass
+from redi.run import Run
+
+#: The codebook of TF-IDF; the others, "block3" and so on, are figure 2's.
+MAIN = "main"
+
+Step = Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
+
+
+def block_of(run: Run, book: str) -> int:
+    """After which block a codebook's features are taken."""
+    return run.backbone.depth if book == MAIN else int(book.removeprefix("block"))
+
+
+def patch_features(run: Run, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
+    """(final tokens, patch features after each of figure 2's blocks, of which the last is the depth).
+
+    From a cached batch there are no final tokens; only the first pass, which fills the cache, needs
+    them.
+    """
+    if batch.features is not None:
+        cached = {block: half.to(run.device).float() for block, half in batch.features.items()}
+        return torch.empty(0), cached
+    backbone = run.backbone
+    tokens = backbone.embed(backbone.preprocessing.normalise(batch.pixels[:, 0].to(run.device)))
+    patches: dict[int, Tensor] = {}
+    hidden, at = tokens.sequence, 0
+    for block in figure_blocks(backbone.depth):
+        hidden = backbone.encode(tokens.advanced(hidden), start=at, stop=block)
+        patches[block] = hidden[:, backbone.prefix :]
+        at = block
+    cache = feature_cache(run)
+    if cache is not None:
+        patches = {block: features.half().float() for block, features in patches.items()}
+        cache.write(batch.indices, patches)
+    return hidden, patches
+
+
+def corpus_pass(run: Run, name: str, step: Step, sums: Callable[[], dict[str, Any]]) -> Pass:
+    """A pass over the corpus: from the cache where it is complete, else from the images."""
+    cache = feature_cache(run)
+    if cache is None or not cache.is_complete(cache_key(run)):
+        return Pass(name, run.dataset(run.training), step, sums)
+    decoded = run.load("features")["indices"].tolist()
+    return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
+
+
+def cache_key(run: Run) -> dict[str, Any]:
+    return run.key("cache", "train")
+
+
+def feature_cache(run: Run) -> FeatureCache | None:
+    if run.config.runtime.cache == "none":
+        return None
+    return FeatureCache(
+        run.folder / "cache",
+        tuple(figure_blocks(run.backbone.depth)),
+        len(run.training.labels),
+        (run.backbone.preprocessing.size // run.backbone.patch_size) ** 2,
+        run.backbone.width,
+    )
