@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup lint types test format bench clean
+.PHONY: setup lint types test demo format bench clean
 
 setup: $(STAMP)
 
@@ -33,8 +33,12 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+demo: setup
+	$(BIN)/redi demo --out runs/demo
+
 bench: setup
 	$(BIN)/python benchmarks/library.py
+	$(BIN)/python benchmarks/pipeline.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

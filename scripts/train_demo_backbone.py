@@ -16,6 +16,11 @@ The second term is what makes patch features useful: the CLS loss alone leaves t
 anything. The heads are thrown away. Training starts on small crops, where a step is cheap, and ends
 at 224 px, the grid of the demo. No patch is ever dropped in training, so the backbone knows nothing
 of token reduction.
+
+Seed 7, two threads: 28 min of CPU time on each of two cores after 222 s of drawing (AMD EPYC,
+2.6 GHz). A linear probe on the demo's classes then reaches 88.9 % Top-1 (450 pictures, chance
+5.6 %) and single patches tell object from ground with 99.8 % balanced accuracy. More in
+`docs/DEMO.md`.
 """
 
 import argparse
@@ -367,6 +372,7 @@ def evaluate(model: DINOv3ViTModel, folder: Path, workers: int) -> dict[str, flo
 def save(model: DINOv3ViTModel, folder: Path) -> None:
     """Hugging Face's layout in FP16, with the normalisation beside it."""
     model.half().save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
     (folder / "preprocessor_config.json").write_text(
         json.dumps(
             {

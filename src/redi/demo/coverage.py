@@ -35,7 +35,12 @@ def kept_coverage(
 
 
 def mean_coverage(
-    scores: dict[str, Tensor], masks: list[Path], shorter: int, size: int, grid: Grid, budget: Budget
+    scores: dict[str, Tensor],
+    masks: list[Path],
+    shorter: int,
+    size: int,
+    grid: Grid,
+    budget: Budget,
 ) -> dict[str, float]:
     """Mean coverage of each score over the images, in percent."""
     share = torch.stack([object_share(Image.open(mask), shorter, size, grid) for mask in masks])

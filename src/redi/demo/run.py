@@ -61,10 +61,17 @@ def _with_coverage(out: Path, config: RunConfig, masks: Path, results: Results) 
     scores = {
         name: artifacts.load(out / "scores" / f"{name}.safetensors")[0]["scores"] for name in SCORES
     }
-    files_in_order = sorted(masks.glob("*/*.png"), key=lambda path: path.relative_to(masks).as_posix())
+    files_in_order = sorted(
+        masks.glob("*/*.png"), key=lambda path: path.relative_to(masks).as_posix()
+    )
     side = preprocessing.size // 16
     coverage = mean_coverage(
-        scores, files_in_order, preprocessing.shorter, preprocessing.size, (side, side), config.budget
+        scores,
+        files_in_order,
+        preprocessing.shorter,
+        preprocessing.size,
+        (side, side),
+        config.budget,
     )
     results = replace(results, notes={**results.notes, "object_coverage": coverage})
     write_results(out, results)
