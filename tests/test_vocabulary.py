@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from redi.errors import CorpusError, InvalidInput
-from redi.vocabulary import CentroidSums, Vocabulary, rechunk, start_patches
+from redi.vocabulary import CentroidSums, Vocabulary, dot_products, rechunk, start_patches
 
 
 def clustered(words: int = 12, images: int = 90, patches: int = 16, dim: int = 24) -> Tensor:
@@ -177,6 +177,14 @@ def test_sums_of_parts_merge_to_the_whole() -> None:
     assert torch.equal(left.counts, whole.counts)
     torch.testing.assert_close(left.sums, whole.sums, atol=1e-12, rtol=0)
     torch.testing.assert_close(left.worst_similarity, whole.worst_similarity)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 3, 4), (1, 1)])
+def test_dot_products_are_the_matrix_product(shape: tuple[int, ...]) -> None:
+    features, centroids = torch.randn(*shape, 24), torch.randn(6, 24)
+    torch.testing.assert_close(
+        dot_products(features, centroids), features @ centroids.T, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_equal_words_give_the_lowest_index() -> None:

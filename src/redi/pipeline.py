@@ -108,6 +108,12 @@ def _execute(run: Run, until: str) -> Results | None:
         return None
     results = collect(run)
     write_results(run.folder, results)
+    for what in ("train", "val"):
+        if skipped := results.notes[f"skipped_{what}"]:
+            say(
+                f"warning: {len(skipped)} {what} images could not be decoded and were left out, "
+                f"e.g. {skipped[0][0]}; results.json lists them"
+            )
     return results
 
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag, normalize
+from torch.nn.functional import conv2d, embedding_bag, normalize
 
 from redi.checks import require_axes, require_finite, require_float
 from redi.errors import CorpusError, InvalidInput
@@ -116,7 +116,7 @@ class Vocabulary:
                 f"The features have width {features.shape[-1]}, "
                 f"the vocabulary has {self.centroids_.shape[1]}."
             )
-        return (features.float() @ self.centroids_.to(features.device).T).argmax(dim=-1)
+        return dot_products(features.float(), self.centroids_.to(features.device)).argmax(dim=-1)
 
 
 class CentroidSums:
@@ -146,7 +146,7 @@ class CentroidSums:
             raise InvalidInput(
                 f"The features have width {rows.shape[1]}, the codebook has {centroids.shape[1]}."
             )
-        best, words = (rows @ centroids.T).max(dim=1)
+        best, words = dot_products(rows, centroids).max(dim=1)
         length = torch.linalg.vector_norm(rows, dim=1).clamp(min=1e-12)
         cosine = best / length
         zero = length <= 1e-12  # a patch without direction: counted, but no place for a word
@@ -223,6 +223,21 @@ class CentroidSums:
         order = order[similarity[order].argsort(stable=True)]
         order = order[similarity[order] < torch.inf][: len(self.counts)]
         self.worst, self.worst_similarity = patches[order], similarity[order]
+
+
+def dot_products(
+    features: Float[Tensor, "*axes dim"], centroids: Float[Tensor, "words dim"]
+) -> Float[Tensor, "*axes words"]:
+    """``features @ centroids.T``, on the CPU written as a 1x1 convolution over patches.
+
+    It is the same product. But torch gives FP32 matrix products to MKL and convolutions to oneDNN,
+    and on AMD processors the latter is faster (16 % on the one at hand; see docs/LOG.md).
+    """
+    if features.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return features @ centroids.T
+    picture = features.reshape(1, -1, 1, features.shape[-1]).permute(0, 3, 1, 2)
+    product = conv2d(picture, centroids[:, :, None, None])
+    return product.permute(0, 2, 3, 1).reshape(*features.shape[:-1], len(centroids))
 
 
 def rechunk(

@@ -57,14 +57,15 @@ def run_demo(out: Path, threads: int = 0) -> Results:
 
 
 def _with_coverage(out: Path, config: RunConfig, masks: Path, results: Results) -> Results:
-    preprocessing = load_backbone(config.backbone).preprocessing
+    backbone = load_backbone(config.backbone)
+    preprocessing = backbone.preprocessing
     scores = {
         name: artifacts.load(out / "scores" / f"{name}.safetensors")[0]["scores"] for name in SCORES
     }
     files_in_order = sorted(
         masks.glob("*/*.png"), key=lambda path: path.relative_to(masks).as_posix()
     )
-    side = preprocessing.size // 16
+    side = preprocessing.size // backbone.patch_size
     coverage = mean_coverage(
         scores,
         files_in_order,

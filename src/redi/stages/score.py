@@ -22,6 +22,7 @@ from redi.score import hybrid
 from redi.stages.tfidf import tfidf_done
 from redi.tfidf import lookup
 from redi.views import View, aggregate, align
+from redi.vocabulary import dot_products
 
 
 def score_key(run: Run) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def make_scores(run: Run) -> None:
         for view in range(pixels.shape[1]):
             tokens = backbone.embed(backbone.preprocessing.normalise(pixels[:, view]))
             hidden = backbone.encode(tokens, watch=attention.watches if view == 0 else ())
-            words.append((hidden[:, backbone.prefix :] @ centroids.T).argmax(dim=-1))
+            words.append(dot_products(hidden[:, backbone.prefix :], centroids).argmax(dim=-1))
             if view == 0:
                 final, maps = hidden, attention.maps()
         tfidf = corpus_map(
@@ -79,8 +80,8 @@ def make_scores(run: Run) -> None:
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
-            "figure_words": (final[:, backbone.prefix :] @ figure_words.T)
-            .argmax(-1)
+            "figure_words": dot_products(final[:, backbone.prefix :], figure_words)
+            .argmax(dim=-1)
             .to(torch.int16),
             "boxes": torch.tensor([[view.box for view in views] for views in batch.views]),
             "flips": torch.tensor([[view.flip for view in views] for views in batch.views]),

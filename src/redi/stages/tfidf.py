@@ -13,6 +13,7 @@ from redi.run import Run
 from redi.stages.features import MAIN, block_of, corpus_pass, patch_features
 from redi.stages.vocabulary import vocabulary_done
 from redi.tfidf import CorpusStatistics
+from redi.vocabulary import dot_products
 
 
 def tfidf_key(run: Run) -> dict[str, Any]:
@@ -47,12 +48,13 @@ def build_table(run: Run) -> None:
     def step(batch: Batch, sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         _, patches = patch_features(run, batch)
         features = patches[block_of(run, MAIN)]
-        similarity, words = (features @ centroids.T).max(dim=-1)
+        similarity, words = dot_products(features, centroids).max(dim=-1)
         sums["corpus"].update(words, batch.labels)
         cosine = similarity / torch.linalg.vector_norm(features, dim=-1).clamp(min=1e-12)
         sums["typical"].update(torch.tensor(batch.indices), words, cosine)
         for book, words_of_block in books.items():
-            sums[book].update((patches[block_of(run, book)] @ words_of_block.T).argmax(dim=-1))
+            found = dot_products(patches[block_of(run, book)], words_of_block).argmax(dim=-1)
+            sums[book].update(found)
         return {}
 
     def new_sums() -> dict[str, Any]:
