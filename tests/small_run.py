@@ -1,7 +1,6 @@
-"""A run small enough for tests: a tiny DINOv3, four classes of coloured noise, chunks of eight images.
+"""A run small enough for tests: a tiny backbone, four classes of coloured noise, chunks of eight images.
 
-As a script it is what the fault tests start and kill:
-``python small_run.py FOLDER OUT [--kill-at-write N] [--processes-die RANK] [--words K]``.
+As a script it is what the fault tests start and kill: ``python small_run.py FOLDER OUT [options]``.
 """
 
 import argparse
@@ -10,6 +9,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -58,10 +58,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--kill-at-write", type=int, default=0)
+    parser.add_argument(
+        "--kill-at", default="", help="part of the path whose write is not finished"
+    )
     parser.add_argument("--dying-rank", type=int, default=-1)
-    parser.add_argument("--words", type=int, default=16)
+    parser.add_argument("--killed-rank", type=int, default=-1)
+    parser.add_argument("--backbone", default="backbone")
+    parser.add_argument("--classifier", default="probe")
     parser.add_argument("--cache", default="none")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--file-size-limit", type=int, default=0)
     options = parser.parse_args()
 
@@ -70,35 +75,44 @@ def main() -> None:
     from redi.pipeline import execute
 
     passes.CHUNK, passes.SAVE_EVERY = 8, 0.0
-    if options.kill_at_write:
-        original, count = os.fsync, 0
+    if options.kill_at:
+        original = artifacts.write_bytes
 
-        def fsync_or_die(descriptor: int) -> None:
-            nonlocal count
-            count += 1
-            if count == options.kill_at_write:
+        def write_or_die(path: Path, content: bytes) -> None:
+            if options.kill_at in str(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.with_name(f".{path.name}.{os.getpid()}").write_bytes(content[:100])
                 os.kill(os.getpid(), signal.SIGKILL)
-            original(descriptor)
+            original(path, content)
 
-        artifacts.os.fsync = fsync_or_die  # type: ignore[attr-defined]
+        artifacts.write_bytes = write_or_die
     if options.file_size_limit:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_size_limit,) * 2)
-    if int(os.environ.get("RANK", "0")) == options.dying_rank:
+    rank = int(os.environ.get("RANK", "0"))
+    if rank in (options.dying_rank, options.killed_rank):
         original_save = artifacts.save
         calls = 0
 
-        def save_or_fail(*arguments: object, **notes: object) -> None:
+        def save_or_fail(*arguments: Any, **notes: Any) -> None:
             nonlocal calls
             calls += 1
+            if calls == 3 and rank == options.killed_rank:
+                os.kill(os.getpid(), signal.SIGKILL)
             if calls == 3:
                 raise RediError("this process was told to fail")
-            original_save(*arguments, **notes)  # type: ignore[arg-type]
+            original_save(*arguments, **notes)
 
         artifacts.save = save_or_fail
-    config = small_config(options.folder, options.out, options.words)
-    config = replace(config, runtime=replace(config.runtime, cache=options.cache))
+    config = small_config(options.folder, options.out, workers=options.workers)
+    config = replace(
+        config,
+        backbone=str(options.folder / options.backbone),
+        classifier=options.classifier,
+        class_map=str(options.folder / "map.tsv") if options.classifier != "probe" else "",
+        runtime=replace(config.runtime, cache=options.cache),
+    )
     try:
         execute(config)
     except RediError as error:

@@ -56,6 +56,17 @@ def test_missing_and_impossible_settings_are_named(tmp_path: Path) -> None:
         overlay(FULL, {"vocabulary": {"n_words": 0}}, "options").checked()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_config(tmp_path / "missing.toml")
+    for section, key in (
+        ("analysis", "sample"),
+        ("analysis", "typical"),
+        ("runtime", "batch_size"),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} must be positive"):
+            overlay(FULL, {section: {key: 0}}, "options").checked()
+    with pytest.raises(ConfigError, match="at most 32,767 words"):
+        overlay(FULL, {"vocabulary": {"n_words": 40_000}}, "options").checked()
+    with pytest.raises(ConfigError, match="seed must lie in"):
+        replace(FULL, seed=-1).checked()
 
 
 def test_integers_are_taken_where_a_fraction_is_meant() -> None:
@@ -66,6 +77,16 @@ def test_folders_are_matched_to_the_head_by_name() -> None:
     head = ["tench, Tinca tinca", "Great_White shark", "eel"]
     assert head_classes(["eel", "great white shark"], head) == ([2, 1], "by name")
     assert head_classes(["Tinca tinca"], head)[0] == [0]
+    assert head_classes(["cardigan", "Cardigan"], ["Cardigan", "cardigan"])[0] == [1, 0]
+
+
+def test_names_that_are_not_unique_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 classes called 'crane'"):
+        head_classes(["crane"], ["crane", "eel", "crane"])
+    with pytest.raises(ConfigError, match="Several folders match the head's class 'eel'"):
+        head_classes(["eel", "EEL"], ["eel", "tench"])
+    with pytest.raises(ConfigError, match="neither names nor order"):
+        head_classes(["eel", "n02"], ["tench", "eel"])
 
 
 def test_folders_are_matched_by_order_only_where_the_counts_agree() -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from redi import artifacts, passes
 from redi.backbone import AttentionScores, Backbone, load_backbone
 from redi.config import RunConfig, read_config
 from redi.distributed import Ranks
-from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, ImageError
+from redi.errors import (
+    ArtifactError,
+    BackboneError,
+    ConfigError,
+    CorpusError,
+    ImageError,
+    LoaderError,
+)
 from redi.images import FolderImages, load_image
 from redi.pipeline import STAGES, execute
 from redi.probe import image_feature
@@ -47,6 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_images(folder)
     save_checkpoint("dinov3", folder / "backbone")
+    save_checkpoint("dinov2_swiglu_head", folder / "head")
+    (folder / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
     return folder
 
 
@@ -98,7 +108,7 @@ def test_results_have_the_papers_rows(finished: Path) -> None:
 
 
 def test_a_finished_run_leaves_no_parts_behind(finished: Path) -> None:
-    assert not list((finished / "partial").rglob("*.*"))
+    assert not (finished / "partial").exists()
     assert not list(finished.rglob(".*.safetensors.*"))
 
 
@@ -213,19 +223,79 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_killed_at_many_moments_it_ends_with_the_results_of_an_uninterrupted_run(
-    folder: Path, finished: Path, tmp_path: Path
+KILLS = (
+    "run.json",
+    "vocabulary-start/g",
+    "vocabulary-start.safetensors",
+    "vocabulary-pass-1/g0001-r0000-000001",
+    "features.safetensors",
+    "vocabulary-after-pass-2",
+    "analysis/codebooks",
+    "tfidf/g",
+    "tfidf.safetensors",
+    "probe.safetensors",
+    "score/g",
+    "scores/rollout",
+    "predictions/native/dense",
+    "evaluate/g",
+    "predictions/probe/redi_mass",
+    "predictions/native/random",
+    "analysis/figure2",
+    "explorer/g",
+    "analysis/typical",
+    "results.json",
+)
+
+
+@pytest.mark.parametrize(("cache", "kills"), [("none", KILLS), ("fp16", KILLS[3:9:2])])
+def test_killed_in_every_stage_it_ends_with_the_results_of_an_uninterrupted_run(
+    folder: Path, tmp_path: Path, cache: str, kills: tuple[str, ...]
 ) -> None:
-    kills = 0
-    for write in (1, 2, 4, 6, 9, 3, 7, 13, 5, 17, 11):
-        done = script(folder, tmp_path, "--kill-at-write", str(write))
-        if done.returncode == 0:
-            break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        kills += 1
-    assert kills >= 8
-    start(folder, tmp_path)
-    assert content(tmp_path) == content(finished)
+    """SIGKILL in the middle of a write, one after the other; each time it is started again at once,
+    with worker processes of the killed run perhaps still alive."""
+    options = ("--backbone", "head", "--classifier", "both", "--cache", cache)
+    start(folder, tmp_path / "whole", *options)
+    for place in kills:
+        assert die(folder, tmp_path / "run", place, *options), f"not killed at {place}"
+    start(folder, tmp_path / "run", *options)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert not (tmp_path / "run" / "partial").exists()
+    assert not list((tmp_path / "run").rglob(".*.[0-9]*")), "halves of files are cleared away"
+
+
+def die(folder: Path, out: Path, place: str, *options: str) -> bool:
+    done = script(folder, out, "--kill-at", place, "--workers", "1", *options)
+    assert done.returncode in (0, -signal.SIGKILL), f"{place}: {done.stderr}"
+    return done.returncode != 0
+
+
+@pytest.mark.parametrize("stage", ["vocabulary pass 2", "tfidf", "score", "evaluate"])
+def test_a_continued_run_does_not_repeat_finished_chunks(
+    folder: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after two chunks of a pass, it encodes only the images of the others."""
+    config = small_config(folder, tmp_path)
+    seen: list[int] = []
+    real_step = passes.PassRunner._batches
+
+    def watched(self: Any, work: Any, chunks: Any, mine: Any) -> Iterator[Any]:
+        for chunk, last, batch in real_step(self, work, chunks, mine):
+            if work.name == stage:
+                if stopping and len(seen) >= 16:
+                    raise KeyboardInterrupt
+                seen.extend(batch.indices)
+            yield chunk, last, batch
+
+    monkeypatch.setattr(passes.PassRunner, "_batches", watched)
+    stopping = True
+    with pytest.raises(KeyboardInterrupt):
+        execute(config)
+    assert len(seen) == 16
+    first, stopping = list(seen), False
+    seen.clear()
+    execute(config)
+    assert not set(first) & set(seen)
+    assert len(first) + len(seen) == 4 * (VAL if stage in ("score", "evaluate") else TRAIN)
 
 
 def torchrun(
@@ -249,6 +319,7 @@ def test_a_process_that_dies_ends_the_job_and_another_number_of_processes_goes_o
     done = torchrun(folder, tmp_path, 2, "--dying-rank", "1")
     assert done.returncode != 0
     assert "this process was told to fail" in done.stderr
+    assert torchrun(folder, tmp_path, 2, "--killed-rank", "0").returncode != 0
     assert list((tmp_path / "partial").rglob("g0001-r0000.safetensors")), "work was kept"
     start(folder, tmp_path)
     assert content(tmp_path) == content(finished)
@@ -345,8 +416,7 @@ def test_classes_missing_on_one_side(
     (tmp_path / "train" / "empty").mkdir()
     for file in (tmp_path / "val" / "red").iterdir():
         file.unlink()
-    with pytest.warns(UserWarning, match=r"1 of 5 classes have no images"):
-        results = execute(config)
+    results = execute(config)
     said = capsys.readouterr().err
     assert "warning: 1 of 5 classes have no training images: empty" in said
     assert "warning: 2 of 5 classes have no validation images: empty, red" in said
@@ -369,14 +439,11 @@ def test_folders_without_images_and_missing_folders(folder: Path, tmp_path: Path
 
 
 def test_native_head_is_evaluated_beside_the_probe(folder: Path, tmp_path: Path) -> None:
-    save_checkpoint("dinov2_swiglu_head", tmp_path / "head")
-    class_map = tmp_path / "map.tsv"
-    class_map.write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
     config = replace(
         small_config(folder, tmp_path / "run"),
-        backbone=str(tmp_path / "head"),
+        backbone=str(folder / "head"),
         classifier="both",
-        class_map=str(class_map),
+        class_map=str(folder / "map.tsv"),
     )
     results = execute(config)
     assert results is not None
@@ -384,7 +451,7 @@ def test_native_head_is_evaluated_beside_the_probe(folder: Path, tmp_path: Path)
     assert results.notes["native_classes"] == "by map.tsv"
     stored = artifacts.load(tmp_path / "run" / "predictions" / "native" / "dense.safetensors")[0]
     assert stored["labels"].tolist() == [label for label in (2, 5, 0, 6) for _ in range(VAL)]
-    backbone = load_backbone(tmp_path / "head")
+    backbone = load_backbone(folder / "head")
     images = sorted((folder / "val").rglob("*.jpg"))
     pixels = torch.stack([backbone.preprocessing(load_image(file)) for file in images[:3]])
     logits = backbone.classify(backbone.encode(backbone.embed(pixels)))
@@ -486,3 +553,86 @@ def test_a_cache_that_does_not_fit_is_refused_before_any_work(
     with pytest.raises(ConfigError, match=r"--cache fp16 needs .* GB .* are free"):
         execute(config)
     assert not list(tmp_path.rglob("*.f16"))
+
+
+def test_strict_refuses_what_an_earlier_run_has_skipped(folder: Path, tmp_path: Path) -> None:
+    config = copy_images(folder, tmp_path)
+    (tmp_path / "val" / "green" / "002.jpg").write_text("not an image")
+    execute(config)
+    with pytest.raises(ImageError, match="--strict allows no such image"):
+        execute(replace(config, runtime=replace(config.runtime, strict=True)))
+
+
+def test_a_file_that_vanishes_stops_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = copy_images(folder, tmp_path)
+    real = FolderImages.load
+
+    def vanish(self: FolderImages, index: int) -> Any:
+        (tmp_path / "train" / "blue" / "003.jpg").unlink(missing_ok=True)
+        return real(self, index)
+
+    monkeypatch.setattr(FolderImages, "load", vanish)
+    with pytest.raises(CorpusError, match=r"003\.jpg can no longer be read: No such file"):
+        execute(config)
+
+
+def test_one_class_and_no_decodable_image_are_refused(folder: Path, tmp_path: Path) -> None:
+    config = copy_images(folder, tmp_path)
+    for file in (tmp_path / "val").rglob("*.jpg"):
+        file.write_text("not an image")
+    with pytest.raises(CorpusError, match=r"None of the images in .*val could be decoded"):
+        execute(config)
+    for file in (tmp_path / "train").rglob("*.jpg"):
+        file.write_text("not an image")
+    with pytest.raises(CorpusError, match=r"None of the images in .*train could be decoded"):
+        execute(replace(config, out=str(tmp_path / "other")))
+    for name in ("blue", "green", "red"):
+        shutil.rmtree(tmp_path / "train" / name)
+        shutil.rmtree(tmp_path / "val" / name)
+    with pytest.raises(CorpusError, match="fewer than two classes"):
+        execute(config)
+
+
+def test_a_worker_that_is_killed_is_one_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_in_worker(self: FolderImages, index: int) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(FolderImages, "load", die_in_worker)
+    with pytest.raises(LoaderError, match="A worker process that decodes images was killed"):
+        execute(small_config(folder, tmp_path, workers=1))
+
+
+def test_the_command_line_runs_the_protocol_with_its_flags(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "redi"]
+    flags = ["--backbone", str(folder / "backbone"), "--train", str(folder / "train")]
+    flags += ["--val", str(folder / "val"), "--out", str(tmp_path / "run"), "--words", "16"]
+    flags += [
+        "--passes",
+        "1",
+        "--threads",
+        "1",
+        "--workers",
+        "0",
+        "--batch-size",
+        "8",
+        "--seed",
+        "3",
+    ]
+    done = subprocess.run([*command, "run", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Table 2" in done.stdout
+    config = read_config(tmp_path / "run" / "config.toml")
+    assert (config.vocabulary.n_passes, config.runtime.batch_size, config.seed) == (1, 8, 3)
+    wrong = subprocess.run(
+        [*command, "tfidf", *flags, "--device", "cuda:7"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("redi: There is no cuda:7 here")
+    assert len(wrong.stderr.splitlines()) == 1

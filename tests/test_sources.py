@@ -114,6 +114,11 @@ def test_bad_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "y.tar").write_bytes(b"not a tar" * 200)
     with pytest.raises(CorpusError, match="not a readable tar"):
         open_images(str(tmp_path / "y.tar"))
+    write_shard(tmp_path / "w.tar", [("1.png", picture()), ("1.cls", b"0"), ("2.png", picture())])
+    whole = (tmp_path / "w.tar").read_bytes()
+    (tmp_path / "w.tar").write_bytes(whole[:1700])
+    with pytest.raises(CorpusError, match="not a readable tar"):
+        open_images(str(tmp_path / "w.tar"))
     write_shard(tmp_path / "z.tar", [("1.png", picture()), ("1.cls", b"0")])
     monkeypatch.setattr(shards, "MAX_MEMBER", 10)
     with pytest.raises(ImageError, match="more than 10"):

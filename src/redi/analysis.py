@@ -49,7 +49,8 @@ class TypicalPatches:
         words, similarity = words.cpu(), similarity.cpu()
         place = torch.arange(words.shape[1]).expand_as(words)
         image = images[:, None].expand_as(words)
-        self._keep(words.flatten(), similarity.flatten(), image.flatten(), place.flatten())
+        near = similarity >= self.similarity[words, -1]  # soon almost none
+        self._keep(words[near], similarity[near], image[near], place[near])
 
     def state(self) -> dict[str, Tensor]:
         return {"similarity": self.similarity, "image": self.image, "patch": self.patch}

@@ -6,6 +6,7 @@ the first included, so it does not matter which passes found the cache complete.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from redi import artifacts
-from redi.errors import ConfigError
+from redi.errors import ArtifactError, ConfigError
 from redi.loader import Batch
 
 
@@ -32,20 +33,29 @@ class FeatureCache:
     def bytes(self) -> int:
         return 2 * len(self.blocks) * self.n_images * self.n_patches * self.width
 
-    def prepare(self) -> None:
-        """Make the files; an error where the disk has no room for them."""
+    def prepare(self) -> bool:
+        """Make the files that are missing, and say whether any was; an error where the disk is full."""
         missing = [block for block in self.blocks if not self._has_size(block)]
         needed = len(missing) * self.bytes // len(self.blocks)
+        if not missing:
+            return False
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "complete.json").unlink(missing_ok=True)
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise ConfigError(
                 f"--cache fp16 needs {needed / 2**30:.1f} GB in {self.folder}, but {free / 2**30:.1f} "
                 "GB are free: choose another --out or leave the cache away."
             )
-        for block in missing:
-            with self._file(block).open("wb") as file:
-                file.truncate(self.bytes // len(self.blocks))
+        try:
+            for block in missing:
+                with self._file(block).open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, self.bytes // len(self.blocks))
+        except OSError as error:
+            raise ArtifactError(
+                f"The cache {self.folder} cannot be made: {error.strerror}."
+            ) from None
+        return True
 
     def write(self, indices: Sequence[int], features: dict[int, Tensor]) -> None:
         for block in self.blocks:
@@ -60,7 +70,10 @@ class FeatureCache:
         note = self.folder / "complete.json"
         if not note.exists() or not all(map(self._has_size, self.blocks)):
             return False
-        return bool(json.loads(note.read_text(encoding="utf-8")) == json.loads(json.dumps(key)))
+        try:
+            return bool(json.loads(note.read_text(encoding="utf-8")) == json.loads(json.dumps(key)))
+        except (OSError, ValueError):
+            return False
 
     def complete(self, key: artifacts.Key) -> None:
         artifacts.write_text(self.folder / "complete.json", json.dumps(key))

@@ -12,27 +12,48 @@ def head_classes(
 ) -> tuple[list[int], str]:
     """(head class of each folder, how it was found).
 
-    A class map decides where there is one. Else a folder is the head's class of the same name
-    (case aside; the Hub writes "tench, Tinca tinca", of which any part will do). Where the names do
-    not agree, the sorted order is taken, and only if the counts are equal.
+    A class map decides where there is one. Else a folder is the head's class of the same name (the
+    Hub writes "tench, Tinca tinca", of which any part will do), if that is one class and no other
+    folder's. Where no name agrees, the sorted order is taken, and only if the counts are equal.
     """
     if class_map is not None:
         return _by_map(folders, head, class_map), f"by {class_map.name}"
-    by_name: dict[str, int] = {}
-    for number, name in enumerate(head):
-        for part in (name, *name.split(",")):
-            by_name.setdefault(_plain(part), number)
-    found = [by_name.get(_plain(folder)) for folder in folders]
-    if all(number is not None for number in found):
-        return [number for number in found if number is not None], "by name"
-    if len(folders) == len(head):
-        return list(range(len(head))), "by sorted order: the names differ and the counts agree"
-    missing = next(f for f, number in zip(folders, found, strict=True) if number is None)
-    raise ConfigError(
-        f"The checkpoint's head has {len(head)} classes and none is called {missing!r}; with "
-        f"{len(folders)} folders the order cannot decide. Pass --class-map FILE with lines "
-        "`folder<TAB>class of the head`, or use --classifier probe."
-    )
+    advice = "Pass --class-map FILE with lines `folder<TAB>class of the head`, or take the probe."
+    found = [_by_name(folder, head) for folder in folders]
+    for folder, numbers in zip(folders, found, strict=True):
+        if len(numbers) > 1:
+            raise ConfigError(f"The head has {len(numbers)} classes called {folder!r}. {advice}")
+    if all(found):
+        chosen = [numbers[0] for numbers in found]
+        if len(set(chosen)) < len(chosen):
+            twice = next(k for k in chosen if chosen.count(k) > 1)
+            raise ConfigError(f"Several folders match the head's class {head[twice]!r}. {advice}")
+        return chosen, "by name"
+    missing = folders[found.index([])]
+    if len(folders) != len(head):
+        raise ConfigError(
+            f"The checkpoint's head has {len(head)} classes and none is called {missing!r}; with "
+            f"{len(folders)} folders the order cannot decide. {advice}"
+        )
+    if any(numbers and numbers[0] != place for place, numbers in enumerate(found)):
+        raise ConfigError(
+            f"Some folders bear names of the head's classes and others, like {missing!r}, do not, so "
+            f"neither names nor order can be trusted. {advice}"
+        )
+    return list(range(len(head))), "by sorted order: the names differ and the counts agree"
+
+
+def _by_name(folder: str, head: Sequence[str]) -> list[int]:
+    """Classes called exactly so; else so but for case; else so in one of their comma-separated parts."""
+    plain = _plain(folder)
+    for matches in (
+        lambda name: name == folder,
+        lambda name: _plain(name) == plain,
+        lambda name: plain in map(_plain, name.split(",")),
+    ):
+        if numbers := [number for number, name in enumerate(head) if matches(name)]:
+            return numbers
+    return []
 
 
 def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int]:

@@ -137,7 +137,11 @@ def _given(changes: dict[str, Any]) -> dict[str, Any]:
 def _execute(config: Any, until: str, dry_run: bool) -> None:
     from redi.pipeline import execute
 
-    results = execute(config, until, dry_run)
+    try:
+        results = execute(config, until, dry_run)
+    except KeyboardInterrupt:
+        typer.echo("redi: stopped; the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
     if results is not None:
         from redi.report.tables import print_tables
 
@@ -205,6 +209,3 @@ def main() -> None:
     except RediError as error:
         typer.echo(f"redi: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("redi: stopped; the same command goes on from here.", err=True)
-        sys.exit(130)

@@ -81,9 +81,15 @@ class RunConfig:
             ("n_words", self.vocabulary.n_words),
             ("n_passes", self.vocabulary.n_passes),
             ("analysis.n_words", self.analysis.n_words),
+            ("analysis.sample", self.analysis.sample),
+            ("analysis.typical", self.analysis.typical),
         ):
             if value < 1:
                 raise ConfigError(f"{name} must be positive, not {value}.")
+        if max(self.vocabulary.n_words, self.analysis.n_words) > 32767:
+            raise ConfigError("A vocabulary has at most 32,767 words: they are stored in 16 bits.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must lie in 0 to 2**32 - 1, not {self.seed}.")
         if self.runtime.workers < 0 or self.runtime.threads < 0:
             raise ConfigError("workers and threads must not be negative.")
         return self

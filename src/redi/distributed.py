@@ -6,15 +6,18 @@ is free.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from redi.errors import ConfigError
+
+T = TypeVar("T")
 
 #: Longer than any stage that one process does alone (training the probe) while the others wait.
 #: A process that dies is noticed by torchrun, which ends the others at once.
@@ -25,7 +28,6 @@ PATIENCE = timedelta(days=2)
 class Ranks:
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
 
     @property
     def is_main(self) -> bool:
@@ -36,6 +38,18 @@ class Ranks:
         if self.world > 1:
             dist.barrier()
 
+    def share(self, decide: Callable[[], T]) -> T:
+        """What the main process decides, on all of them.
+
+        What depends on files must be decided once: on a network file system, or while the main
+        process writes, two processes may see different files and would part ways.
+        """
+        if self.world == 1:
+            return decide()
+        box = [decide() if self.is_main else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]
+
 
 @contextmanager
 def join_ranks(device: torch.device) -> Iterator[Ranks]:
@@ -44,8 +58,15 @@ def join_ranks(device: torch.device) -> Iterator[Ranks]:
     if world == 1:
         yield Ranks()
         return
-    ranks = Ranks(int(os.environ["RANK"]), world, int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    if "RANK" not in os.environ:
+        raise ConfigError(
+            "WORLD_SIZE is set but RANK is not: start several processes with torchrun."
+        )
+    ranks = Ranks(int(os.environ["RANK"]), world)
+    gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if gpu else "gloo", timeout=PATIENCE, device_id=device if gpu else None
+    )
     try:
         yield ranks
     finally:
@@ -62,9 +83,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"{name!r} is not a device: use auto, cpu, cuda or cuda:N.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("There is no CUDA device here: use --device cpu.")
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{name!r} is not a device we use: auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"There is no {name} here, only {torch.cuda.device_count()} CUDA devices: use --device cpu."
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -27,3 +27,7 @@ class ArtifactError(RediError):
 
 class ConfigError(RediError):
     """A setting that is missing, unknown or impossible."""
+
+
+class LoaderError(RediError):
+    """Images could not be brought to the encoder."""

@@ -1,7 +1,7 @@
 """Accuracy and paired statistics, from per-image predictions."""
 
 from dataclasses import dataclass
-from math import comb, erf, sqrt
+from math import comb, erfc, sqrt
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -88,6 +88,6 @@ def mcnemar(gained: int, lost: int) -> float:
         return 1.0
     if changed > 2000:
         z = max(abs(gained - lost) - 1, 0) / sqrt(changed)
-        return 1 - erf(z / sqrt(2))
+        return erfc(z / sqrt(2))
     tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
     return float(min(1.0, 2 * tail / 2**changed))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from redi.backbone import Preprocessing
-from redi.errors import ImageError
+from redi.errors import ImageError, LoaderError
 from redi.images import LabelledImages
 from redi.views import View, crop, to_bytes, validation_views
 
@@ -103,4 +103,12 @@ class ViewDataset(Dataset[_Item]):
             collate_fn=self.collate,
             prefetch_factor=2 if workers else None,
         )
-        yield from loader
+        try:
+            yield from loader
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise LoaderError(
+                "A worker process that decodes images was killed, probably for want of memory: use "
+                "fewer --workers or a smaller --batch-size and run the same command again."
+            ) from error

@@ -21,14 +21,17 @@ from torch import Tensor
 
 from redi import artifacts
 from redi.distributed import Ranks
-from redi.errors import ImageError
+from redi.errors import ArtifactError, ImageError
+from redi.images.sources import digest_lines
 from redi.loader import Batch, BatchSource
 from redi.progress import track
 
-#: Images a chunk: the unit of work of a process.
-CHUNK = 128
-#: Seconds between two writes of what has been done.
+#: Images a chunk: the unit of work of a process. A batch never crosses a chunk.
+CHUNK = 256
+#: Seconds between two writes of what has been done; more where writing takes long, so that it never
+#: takes more than a fiftieth of the time.
 SAVE_EVERY = 5.0
+SAVE_SHARE = 50
 
 
 class Sums(Protocol):
@@ -84,20 +87,22 @@ class PassRunner:
 
         Parts of an earlier run count if their key is the same.
         """
-        indices = range(len(work.source)) if work.indices is None else work.indices
+        indices = list(range(len(work.source))) if work.indices is None else list(work.indices)
         chunks = [indices[at : at + CHUNK] for at in range(0, len(indices), CHUNK)]
+        key = {**key, "chunk": CHUNK, "images": digest_lines(list(map(str, indices)))}
         folder = self.folder / work.name.replace(" ", "-")
-        if self.ranks.is_main:
+
+        def look() -> tuple[list[int], int]:
             self._remove_foreign(folder, key)
-        self.ranks.wait()
-        covered = self._covered(folder)
-        mine = [chunk for chunk in range(len(chunks)) if chunk not in covered]
-        generation = 1 + max((int(path.name[1:5]) for path in folder.glob("g*")), default=0)
+            covered = self._covered(folder)
+            generation = 1 + max((int(path.name[1:5]) for path in folder.glob("g*")), default=0)
+            return [chunk for chunk in range(len(chunks)) if chunk not in covered], generation
+
+        left, generation = self.ranks.share(look)
         stem = folder / f"g{generation:04d}-r{self.ranks.rank:04d}"
-        self.ranks.wait()  # nobody may write before everybody has looked
-        self._work(work, key, stem, chunks, mine[self.ranks.rank :: self.ranks.world])
+        self._work(work, key, stem, chunks, left[self.ranks.rank :: self.ranks.world])
         self.ranks.wait()
-        return self._merge(work, folder) if self.ranks.is_main else None
+        return self._merge(work, folder, indices) if self.ranks.is_main else None
 
     def discard(self, name: str) -> None:
         """Remove the parts of a pass whose outcome has been written."""
@@ -116,7 +121,7 @@ class PassRunner:
         rows: list[tuple[list[int], Mapping[str, Tensor]]] = []
         total = sum(map(len, chunks))
         share = sum(len(chunks[chunk]) for chunk in mine) * self.ranks.world
-        saved = monotonic()
+        saved, pause = monotonic(), SAVE_EVERY
         with track(work.name, total, max(total - share, 0), show=self.ranks.is_main) as progress:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.strict:
@@ -129,9 +134,11 @@ class PassRunner:
                 progress.advance((len(batch.indices) + len(batch.skipped)) * self.ranks.world)
                 if last:
                     part.chunks.append(chunk)
-                    if monotonic() - saved > SAVE_EVERY:
+                    if monotonic() - saved > pause:
+                        begin = monotonic()
                         self._save(stem, key, part, sums, rows)
                         saved = monotonic()
+                        pause = max(SAVE_EVERY, SAVE_SHARE * (saved - begin))
             if mine:
                 self._save(stem, key, part, sums, rows)
 
@@ -182,9 +189,14 @@ class PassRunner:
         )
 
     def _remove_foreign(self, folder: Path, key: artifacts.Key) -> None:
-        """Parts made from something else, e.g. with another number of words, are of no use."""
+        """Parts made from something else, e.g. with another number of words, or whose rows are gone
+        are of no use. The part goes first: rows without it count for nothing."""
         for path in _part_files(folder):
-            if not artifacts.is_current(path, key):
+            manifest = artifacts.read_manifest(path)
+            rows = manifest["notes"]["row_files"] if manifest else 0
+            whole = all(_row_file(path.with_suffix(""), k).exists() for k in range(rows))
+            if not (whole and artifacts.is_current(path, key)):
+                path.unlink()
                 for file in folder.glob(f"{path.stem}*"):
                     file.unlink()
 
@@ -196,11 +208,13 @@ class PassRunner:
             for chunk in artifacts.load(path)[0][".chunks"].tolist()
         }
 
-    def _merge(self, work: Pass, folder: Path) -> Outcome:
+    def _merge(self, work: Pass, folder: Path, expected: list[int]) -> Outcome:
         sums, skipped = work.sums(), []
         rows: list[dict[str, Tensor]] = []
+        chunks: list[int] = []
         for path in _part_files(folder):
             state, manifest = artifacts.load(path)
+            chunks += state[".chunks"].tolist()
             for name, total in sums.items():
                 prefix = f"{name}/"
                 total.merge_state(
@@ -214,6 +228,12 @@ class PassRunner:
         )
         indices = merged.pop(".indices", torch.empty(0, dtype=torch.int64))
         order = indices.argsort()
+        seen = sorted([*indices.tolist(), *(index for index, _ in skipped)] if merged else expected)
+        if sorted(chunks) != list(range(-(-len(expected) // CHUNK))) or seen != sorted(expected):
+            raise ArtifactError(
+                f"The parts in {folder} do not cover every image once. On a network file system they "
+                "may not be visible yet: run the same command again."
+            )
         return Outcome(
             indices[order].tolist(),
             {name: tensor[order] for name, tensor in merged.items()},

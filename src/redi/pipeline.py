@@ -13,18 +13,22 @@ every reduced row. The k-means passes cannot share a forward, because each needs
 one before; ``--cache fp16`` trades them for disk.
 """
 
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from redi.config import RunConfig
 from redi.distributed import choose_device, join_ranks
+from redi.errors import ImageError
 from redi.progress import say
 from redi.records import Results, collect, write_results
 from redi.run import SCORES, Run, lock
 from redi.stages import analysis, evaluate, probe, score, tfidf, vocabulary
+from redi.stages.features import feature_cache
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def execute(config: RunConfig, until: str = "analysis", dry_run: bool = False) -
     with join_ranks(device) as ranks:
         run = Run(config, ranks, device)
         if dry_run:
-            _print_plan(run)
+            if ranks.is_main:
+                _print_plan(run)
             return None
         with lock(run.folder) if ranks.is_main else nullcontext():
             return _execute(run, until)
@@ -94,13 +99,15 @@ def _execute(run: Run, until: str) -> Results | None:
         _warn_about_classes(run)
     run.ranks.wait()
     if run.config.classifier != "probe":
-        evaluate.native_classes(run)  # a head that does not fit is better noticed before the work
+        _, how = evaluate.native_classes(run)  # a head that does not fit is noticed before the work
+        _say(run, f"native classes: {how}")
     for stage in STAGES:
-        if stage.done(run):
+        if run.ranks.share(partial(stage.done, run)):
             _say(run, f"{stage.name}: already done")
         else:
             _say(run, f"{stage.name}: {stage.needs(run)}")
-            run.ranks.wait()
+            if run.ranks.is_main:
+                (run.folder / "results.json").unlink(missing_ok=True)
             stage.work(run)
         if stage.name == until and until != "analysis":
             return None
@@ -108,12 +115,15 @@ def _execute(run: Run, until: str) -> Results | None:
         return None
     results = collect(run)
     write_results(run.folder, results)
+    shutil.rmtree(run.folder / "partial", ignore_errors=True)
     for what in ("train", "val"):
         if skipped := results.notes[f"skipped_{what}"]:
             say(
                 f"warning: {len(skipped)} {what} images could not be decoded and were left out, "
                 f"e.g. {skipped[0][0]}; results.json lists them"
             )
+            if run.config.runtime.strict:
+                raise ImageError(f"{skipped[0][1]} (--strict allows no such image)")
     return results
 
 
@@ -142,14 +152,19 @@ def _print_plan(run: Run) -> None:
     for stage in STAGES:
         done = done and stage.done(run)
         print(f"  {stage.name:<11} {'done' if done else stage.needs(run)}")
-    print(f"disk        about {_disk(run) / 2**20:.0f} MB in {run.folder}")
+    existing = next(path for path in (run.folder, *run.folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    print(f"disk        about {_disk(run) / 2**20:.0f} MB needed, {free / 2**20:.0f} MB free")
 
 
 def _disk(run: Run) -> int:
-    """Bytes of the artefacts: features, score maps, words; the rest is small."""
+    """Bytes of the artefacts: features, score maps, words and the cache; twice what is merged from
+    parts, because both exist for a moment. The rest is small."""
     backbone = run.backbone
     patches = (backbone.preprocessing.size // backbone.patch_size) ** 2
     features = 4 * backbone.width * (len(run.training.labels) + len(run.validation.labels))
     maps = len(run.validation.labels) * patches * (2 * len(SCORES) + 2 * 5)
     classes = len(backbone.class_names or [])
-    return features + maps + 4 * classes * len(run.validation.labels)
+    cache = feature_cache(run)
+    logits = 4 * classes * len(run.validation.labels)
+    return 2 * (features + maps + logits) + (cache.bytes if cache else 0)

@@ -16,10 +16,13 @@ from redi.backbone import Backbone, load_backbone
 from redi.backbone.loading import checkpoint_digest, checkpoint_folder
 from redi.config import RunConfig, to_toml
 from redi.distributed import Ranks
-from redi.errors import ArtifactError
+from redi.errors import ArtifactError, CorpusError
 from redi.images import LabelledImages, open_images, relabel
 from redi.loader import ViewDataset
 from redi.passes import PassRunner
+
+#: Counted up when a stage computes something else than before, so that old artefacts are redone.
+FORMAT = 1
 
 ATTENTION_SCORES = ("mass", "rollout", "cls_max", "cls_mean")
 PRODUCTS = tuple(f"redi_{name}" for name in ATTENTION_SCORES)
@@ -40,6 +43,11 @@ class Run:
         self.folder = Path(config.out).expanduser()
         self.training: LabelledImages = open_images(config.train)
         self.validation: LabelledImages = relabel(open_images(config.val), self.training)
+        if len(set(self.training.labels)) < 2:
+            raise CorpusError(
+                f"{config.train} has images of fewer than two classes, but TF-IDF contrasts a class "
+                "with the rest."
+            )
         self.checkpoint = checkpoint_folder(config.backbone, config.revision or None)
         self.identity = {
             "backbone": checkpoint_digest(self.checkpoint),
@@ -67,7 +75,7 @@ class Run:
         An upstream artefact enters as its digest, so a change runs down the chain.
         """
         identity = {name: self.identity[name] for name in ("backbone", *data)}
-        return {"stage": stage, **identity, **settings}
+        return {"stage": stage, "format": FORMAT, **identity, **settings}
 
     def digest(self, name: str) -> str:
         manifest = artifacts.read_manifest(self.path(name))
@@ -98,11 +106,13 @@ class Run:
         if note.exists():
             try:
                 known = json.loads(note.read_text(encoding="utf-8"))["identity"]
+                differing = [what for what in self.identity if known[what] != self.identity[what]]
             except (OSError, ValueError, KeyError, TypeError):
                 raise ArtifactError(f"{note} is damaged: delete it and run again.") from None
-            for what, value in self.identity.items():
-                if known.get(what) != value:
-                    raise ArtifactError(_foreign(self.folder, what))
+            if differing:
+                raise ArtifactError(_foreign(self.folder, differing[0]))
+        for leftover in self.folder.rglob(".*.[0-9]*"):  # temporary files of a killed run
+            leftover.unlink(missing_ok=True)
         artifacts.write_text(note, json.dumps({"identity": self.identity}, indent=2) + "\n")
         artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
 
@@ -119,7 +129,8 @@ def lock(folder: Path) -> Iterator[None]:
         ) from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # lockf and not flock, whose lock would live on in the forked workers of a killed run.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ArtifactError(
                 f"Another redi process is working in {folder}: wait for it, or choose another --out."

@@ -102,7 +102,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
 def checkpoint_digest(folder: Path) -> str:
     """Of the configuration and the weights, so that results can say what they were made with."""
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.json"), *folder.glob("model*.safetensors")]):
+    for file in sorted(file for pattern in _FILES for file in folder.glob(pattern)):
         digest.update(file.name.encode())
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())

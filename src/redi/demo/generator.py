@@ -161,10 +161,10 @@ def _claim(folder: Path, recipe: dict[str, object]) -> None:
     if note.exists():
         if json.loads(note.read_text()) != recipe:
             raise FileExistsError(f"{folder} holds pictures drawn from another recipe ({note})")
-    elif any(folder.iterdir()):
+    elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and was not written by the generator")
     else:
-        partial = folder / f"{RECIPE}.{os.getpid()}"
+        partial = folder / f".{RECIPE}.{os.getpid()}"
         partial.write_text(json.dumps(recipe, indent=2) + "\n")
         partial.replace(note)
 

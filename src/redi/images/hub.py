@@ -30,7 +30,12 @@ class HubImages:
                 f"{', '.join(features)}."
             )
         self.column, label_column = images[0], labels[0]
-        self.labels: list[int] = [int(label) for label in dataset[label_column]]
+        try:
+            self.labels: list[int] = [int(label) for label in dataset[label_column]]
+        except (TypeError, ValueError):
+            raise CorpusError(
+                f"{name} has labels in {label_column!r} that are no numbers."
+            ) from None
         if self.labels and min(self.labels) < 0:
             raise CorpusError(f"{name} has unlabelled images (label -1): choose a labelled split.")
         feature = features[label_column]
@@ -75,7 +80,10 @@ def hub_images(address: str) -> HubImages:
 def disk_images(folder: Path) -> HubImages:
     """A dataset (one split) written by ``save_to_disk``."""
     datasets = _datasets()
-    dataset = datasets.load_from_disk(str(folder))
+    try:
+        dataset = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise CorpusError(f"{folder} cannot be read as a dataset: {error}.") from error
     if isinstance(dataset, datasets.DatasetDict):
         raise CorpusError(
             f"{folder} holds several splits: pass one of {', '.join(str(folder / s) for s in dataset)}."

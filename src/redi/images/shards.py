@@ -31,6 +31,9 @@ class ShardImages:
             for image, label in _pairs(shard):
                 self.places.append((number, image.name, image.offset_data, image.size))
                 written.append(label)
+        self._written = written
+        if any(label.isdecimal() and len(label) > 6 for label in written):
+            raise CorpusError(f"{name} has class numbers beyond a million.")
         if all(label.isdecimal() for label in written):
             self.labels: list[int] = [int(label) for label in written]
             self.class_names: list[str] = [str(k) for k in range(max(self.labels, default=-1) + 1)]
@@ -63,7 +66,8 @@ class ShardImages:
 
     def fingerprint(self) -> str:
         shards = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
-        return digest_lines([*shards, "", *(f"{p[1]} {p[3]}" for p in self.places)])
+        images = zip(self.places, self._written, strict=True)
+        return digest_lines([*shards, "", *(f"{p[1]} {p[3]} {label}" for p, label in images)])
 
 
 def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
@@ -83,7 +87,12 @@ def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
                     content = file.extractfile(member)
                     assert content is not None
                     labels[key] = content.read().decode(errors="replace").strip()
-    except tarfile.TarError as error:
+            end = file.offset
+        with shard.open("rb") as content_file:
+            content_file.seek(end)
+            if content_file.read(512).strip(b"\0") or shard.stat().st_size < end:
+                raise tarfile.ReadError("it is damaged or cut off")
+    except (tarfile.TarError, OSError) as error:
         raise CorpusError(f"{shard} is not a readable tar file: {error}.") from error
     if unlabelled := [key for key in images if key not in labels]:
         raise CorpusError(f"{shard} has no label (.cls) for {unlabelled[0]}.")

@@ -67,7 +67,14 @@ class FolderImages:
                     self._sizes.append(file.stat().st_size)
 
     def load(self, index: int) -> Image.Image:
-        return load_image(self.root / self.files[index])
+        """A file that was there and cannot be read any more stops the run: skipping it, and perhaps a
+        whole lost disk after it, would change the data silently."""
+        file = self.root / self.files[index]
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise CorpusError(f"{file} can no longer be read: {error.strerror}.") from None
+        return load_image(content, str(file))
 
     def image_name(self, index: int) -> str:
         return self.files[index]
@@ -101,8 +108,14 @@ def open_images(where: str) -> LabelledImages:
         from redi.images.hub import hub_images
 
         return _not_empty(hub_images(where.removeprefix("hf:")))
-    path = Path(where).expanduser()
-    if path.suffix == ".tar" or any(letter in where for letter in "*?["):
+    try:
+        return _open_path(where, Path(where).expanduser())
+    except (OSError, RuntimeError) as error:  # no permission, no such user in ~user
+        raise CorpusError(f"{where} cannot be read: {error}.") from None
+
+
+def _open_path(where: str, path: Path) -> LabelledImages:
+    if not path.is_dir() and (path.suffix == ".tar" or any(letter in where for letter in "*?[")):
         from redi.images.shards import ShardImages
 
         return _not_empty(ShardImages.from_pattern(path))

@@ -11,7 +11,7 @@ from redi.records import Results, Row
 TITLES = {
     "dense": "Dense baseline",
     "random": "Random",
-    "tfidf": "Supervised TF-IDF",
+    "tfidf": "TF-IDF",
     "mass": "Incoming mass",
     "rollout": "Rollout",
     "cls_max": "CLS max",
@@ -62,7 +62,7 @@ def _cells(row: Row) -> list[str]:
 def table2(results: Results, classifier: str) -> RenderableType:
     """Gain: Top-1 of the REDI product minus that of its attention score alone."""
     table = _table(
-        f"Table 2. Each attention score alone and as a product, {classifier} classifier, %",
+        f"Table 2. Attention score alone and as a product, {classifier}, %",
         ("Attention score", "Attention Top-1", "REDI Top-1", "Gain", "REDI Top-5"),
     )
     for name in results.notes["attention_scores"]:

@@ -5,6 +5,7 @@ what happened to them; and a strip of the most typical patches of every visual w
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any
 
@@ -37,6 +38,7 @@ def analysis_key(run: Run) -> dict[str, Any]:
         dense=run.digest(prediction_name(first, "dense")),
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
+        budget=asdict(run.config.budget),
     )
 
 

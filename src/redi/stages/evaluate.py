@@ -14,7 +14,7 @@ from torch import Tensor
 
 from redi import artifacts
 from redi.classes import head_classes
-from redi.errors import BackboneError
+from redi.errors import BackboneError, ImageError
 from redi.evaluate import top5
 from redi.loader import Batch
 from redi.passes import Pass
@@ -70,9 +70,12 @@ def evaluate_done(run: Run) -> bool:
 
 
 def predict(run: Run) -> None:
-    missing = missing_rows(run)
-    keys = {pair: prediction_key(run, *pair) for pair in missing}
-    probe = load_probe(run) if any(name == "probe" for name, _ in missing) else None
+    missing = run.ranks.share(lambda: missing_rows(run))
+    keys = {
+        (name, row): prediction_key(run, name, row)
+        for name in classifiers(run)
+        for row in ("dense", *SCORES)
+    }
     columns = torch.tensor(native_classes(run)[0]) if "native" in classifiers(run) else None
 
     if run.ranks.is_main:
@@ -81,8 +84,7 @@ def predict(run: Run) -> None:
             if row != "dense":
                 continue
             if classifier == "probe":
-                assert probe is not None
-                logits = probe.logits(dense["features"].to(run.device))
+                logits = load_probe(run).logits(dense["features"].to(run.device))
             else:
                 logits = dense["native_logits"]
             _save(
@@ -95,31 +97,34 @@ def predict(run: Run) -> None:
                 dense["indices"],
                 columns,
             )
-    reduced_rows = sorted({row for _, row in missing if row != "dense"}, key=SCORES.index)
-    if reduced_rows:
-        _predict_reduced(run, reduced_rows, keys, columns)
+    lacking = {name for name, row in missing if row != "dense"}
+    unfinished = [name for name in classifiers(run) if name in lacking]
+    if unfinished:
+        _predict_reduced(run, unfinished, keys, columns)
     run.ranks.wait()
     run.passes.discard("evaluate")
 
 
 def _predict_reduced(
     run: Run,
-    rows: list[str],
+    unfinished: list[str],
     keys: Mapping[tuple[str, str], artifacts.Key],
     columns: Tensor | None,
 ) -> None:
+    """Every score, for the classifiers that lack one: which is missing may change from run to run,
+    and parts of a killed run must still fit."""
     backbone = run.backbone
-    probe = load_probe(run) if ("probe", rows[0]) in keys else None
-    stored = {row: run.load(f"scores/{row}") for row in rows}
-    place = {index: at for at, index in enumerate(stored[rows[0]]["indices"].tolist())}
+    probe = load_probe(run) if "probe" in unfinished else None
+    stored = {row: run.load(f"scores/{row}") for row in SCORES}
+    scored = stored["random"]["indices"].tolist()
+    place = {index: at for at, index in enumerate(scored)}
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        known = [at for at, index in enumerate(batch.indices) if index in place]
-        at = torch.tensor([place[batch.indices[k]] for k in known], dtype=torch.int64)
-        pixels = batch.pixels[known, 0].to(run.device)
+        at = torch.tensor([place[index] for index in batch.indices])
+        pixels = batch.pixels[:, 0].to(run.device)
         tokens = backbone.embed(backbone.preprocessing.normalise(pixels))
         found = {"labels": batch.labels}
-        for row in rows:
+        for row in SCORES:
             scores = stored[row]["scores"][at].float().to(run.device)
             reduction = reduce(tokens.patches, scores, run.config.budget, tokens.grid)
             hidden = backbone.encode(tokens.reduced(reduction))
@@ -128,26 +133,27 @@ def _predict_reduced(
                 read = hidden if run.config.probe.features == "prenorm" else normed
                 feature = image_feature(read, backbone.prefix)
                 found |= _named(f"probe/{row}", _rows(probe.logits(feature)))
-            if ("native", row) in keys:
+            if "native" in unfinished:
                 assert backbone.head is not None
                 logits = backbone.head.classify(backbone.model, normed, backbone.prefix)
                 found |= _named(f"native/{row}", _rows(logits))
         return found
 
-    key = run.key("evaluate", "val", rows={"/".join(pair): key for pair, key in keys.items()})
-    outcome = run.passes.run(Pass("evaluate", run.dataset(run.validation), step), key)
+    rows = [(classifier, row) for classifier in unfinished for row in SCORES]
+    key = run.key("evaluate", "val", rows={"/".join(pair): keys[pair] for pair in rows})
+    work = Pass("evaluate", run.dataset(run.validation), step, indices=scored)
+    outcome = run.passes.run(work, key)
     if outcome is None:
         return
-    for classifier, row in keys:
-        if row != "dense":
-            prefix = f"{classifier}/{row}/"
-            best = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in outcome.rows.items()
-                if name.startswith(prefix)
-            }
-            indices = torch.tensor(outcome.indices)
-            _save(run, classifier, row, keys, best, outcome.rows["labels"], indices, columns)
+    if outcome.skipped:
+        raise ImageError(
+            f"{outcome.skipped[0][1]} It could be decoded when its scores were made: restore the file, "
+            f"delete {run.folder / 'partial'} and run again."
+        )
+    for classifier, row in rows:
+        best = {name: outcome.rows[f"{classifier}/{row}/{name}"] for name in ("top5", "logits")}
+        indices = torch.tensor(outcome.indices)
+        _save(run, classifier, row, keys, best, outcome.rows["labels"], indices, columns)
 
 
 def _rows(logits: Tensor) -> dict[str, Tensor]:

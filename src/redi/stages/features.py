@@ -23,11 +23,13 @@ def block_of(run: Run, book: str) -> int:
     return run.backbone.depth if book == MAIN else int(book.removeprefix("block"))
 
 
-def patch_features(run: Run, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
+def patch_features(
+    run: Run, batch: Batch, fill_cache: bool = False
+) -> tuple[Tensor, dict[int, Tensor]]:
     """(final tokens, patch features after each of figure 2's blocks, of which the last is the depth).
 
-    From a cached batch there are no final tokens; only the first pass, which fills the cache, needs
-    them.
+    A cached batch has no final tokens. A run with a cache rounds features to FP16 in every pass,
+    whether they come from the cache or not.
     """
     if batch.features is not None:
         cached = {block: half.to(run.device).float() for block, half in batch.features.items()}
@@ -43,17 +45,25 @@ def patch_features(run: Run, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
     cache = feature_cache(run)
     if cache is not None:
         patches = {block: features.half().float() for block, features in patches.items()}
-        cache.write(batch.indices, patches)
+        if fill_cache:
+            cache.write(batch.indices, patches)
     return hidden, patches
 
 
-def corpus_pass(run: Run, name: str, step: Step, sums: Callable[[], dict[str, Any]]) -> Pass:
-    """A pass over the corpus: from the cache where it is complete, else from the images."""
-    cache = feature_cache(run)
-    if cache is None or not cache.is_complete(cache_key(run)):
+def corpus_pass(
+    run: Run, name: str, step: Step, sums: Callable[[], dict[str, Any]], cached: bool = True
+) -> Pass:
+    """A pass over the corpus: from the cache where that is allowed and complete, else from the images.
+
+    After the first pass, those images are left out that it could not decode.
+    """
+    if not cached:
         return Pass(name, run.dataset(run.training), step, sums)
-    decoded = run.load("features")["indices"].tolist()
-    return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
+    decoded = run.load("decoded")["indices"].tolist()
+    cache = feature_cache(run)
+    if cache is not None and run.ranks.share(lambda: cache.is_complete(cache_key(run))):
+        return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
+    return Pass(name, run.dataset(run.training), step, sums, decoded)
 
 
 def cache_key(run: Run) -> dict[str, Any]:

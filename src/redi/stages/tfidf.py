@@ -1,5 +1,6 @@
 """The TF-IDF stage: one more pass over the corpus, with the final vocabulary."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,6 +69,9 @@ def build_table(run: Run) -> None:
     outcome = run.passes.run(corpus_pass(run, name, step, new_sums), key)
     if outcome is not None:
         corpus: CorpusStatistics = outcome.sums["corpus"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself has named the classes without images
+            table = corpus.table()
         words = {f"frequency/{book}": outcome.sums[book].counts for book in books}
         typical = outcome.sums["typical"].state()
         artifacts.save(
@@ -78,7 +82,7 @@ def build_table(run: Run) -> None:
         artifacts.save(
             run.path("tfidf"),
             {
-                "table": corpus.table(),
+                "table": table,
                 "contrast": corpus.contrast(),
                 "support": corpus.support(),
                 "idf": corpus.idf(),

@@ -5,6 +5,7 @@ first of them.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,36 +38,51 @@ def vocabulary_key(run: Run) -> dict[str, Any]:
         n_words=settings.vocabulary.n_words,
         n_passes=settings.vocabulary.n_passes,
         analysis_words=settings.analysis.n_words,
-        features=settings.probe.features,
         cache=settings.runtime.cache,
     )
 
 
+def features_key(run: Run) -> dict[str, Any]:
+    """The classifier's features depend on nothing of the vocabulary whose pass they ride on."""
+    return run.key("features", "train", features=run.config.probe.features)
+
+
+def features_done(run: Run) -> bool:
+    key = features_key(run)
+    return all(run.current(name, key) for name in ("features", "decoded"))
+
+
 def vocabulary_done(run: Run) -> bool:
     key = vocabulary_key(run)
-    return all(run.current(name, key) for name in ("features", "analysis/codebooks", "vocabulary"))
+    books = all(run.current(name, key) for name in ("analysis/codebooks", "vocabulary"))
+    return books and features_done(run)
 
 
 def fit_vocabulary(run: Run) -> None:
     """Vocabulary, figure 2's codebooks and the classifier's features: ``n_passes`` corpus passes."""
     key = vocabulary_key(run)
     cache = feature_cache(run)
-    if cache is not None and run.ranks.is_main:
-        cache.prepare()
+    if cache is not None and run.ranks.is_main and cache.prepare():
+        run.passes.discard("vocabulary pass 1")  # its features were in files that are gone
     run.ranks.wait()
     books = _start(run, key)
     for number in range(1, run.config.vocabulary.n_passes + 1):
         name = f"vocabulary pass {number}"
         done = f"partial/vocabulary-after-pass-{number}"
-        pass_key = {**key, "pass": number}
-        if not run.current(done, pass_key):
-            _one_pass(run, books, name, done, pass_key, with_features=number == 1)
+        pass_key = {**key, "pass": number, "features": features_key(run) if number == 1 else None}
+        if not run.ranks.share(partial(_pass_done, run, number, done, pass_key)):
+            _one_pass(run, books, name, done, pass_key, first=number == 1)
             run.ranks.wait()
         _adopt(books, run.load(done))
         run.passes.discard(name)
+    run.ranks.wait()  # the main process is about to remove what the others have just read
     if run.ranks.is_main:
         _write(run, key, books)
     run.ranks.wait()
+
+
+def _pass_done(run: Run, number: int, done: str, key: artifacts.Key) -> bool:
+    return run.current(done, key) and (number > 1 or features_done(run))
 
 
 def _one_pass(
@@ -75,15 +91,17 @@ def _one_pass(
     name: str,
     done: str,
     key: artifacts.Key,
-    with_features: bool,
+    first: bool,
 ) -> None:
+    """One k-means pass. The first also gives the classifier's features and fills the cache, so it is
+    always made from the images."""
     backbone = run.backbone
 
     def step(batch: Batch, sums: Mapping[str, CentroidSums]) -> Mapping[str, Tensor]:
-        hidden, patches = patch_features(run, batch)
+        hidden, patches = patch_features(run, batch, fill_cache=first)
         for book, vocabulary in books.items():
             sums[book].update(patches[block_of(run, book)], vocabulary.centroids_)
-        if not with_features:
+        if not first:
             return {}
         tokens = hidden if run.config.probe.features == "prenorm" else backbone.final_norm(hidden)
         return {"features": image_feature(tokens, backbone.prefix), "labels": batch.labels}
@@ -94,14 +112,15 @@ def _one_pass(
             for book, vocabulary in books.items()
         }
 
-    outcome = run.passes.run(corpus_pass(run, name, step, new_sums), key)
+    outcome = run.passes.run(corpus_pass(run, name, step, new_sums, cached=not first), key)
     if outcome is None:
         return
-    if with_features:
+    if first:
         if not outcome.indices:
             raise CorpusError(f"None of the images in {run.training.name} could be decoded.")
         rows = {**outcome.rows, "indices": torch.tensor(outcome.indices)}
-        artifacts.save(run.path("features"), rows, vocabulary_key(run), skipped=outcome.skipped)
+        artifacts.save(run.path("features"), rows, features_key(run), skipped=outcome.skipped)
+        artifacts.save(run.path("decoded"), {"indices": rows["indices"]}, features_key(run))
         cache = feature_cache(run)
         if cache is not None:
             cache.complete(cache_key(run))
@@ -164,7 +183,7 @@ def _start(run: Run, key: artifacts.Key) -> dict[str, Vocabulary]:
             ]
     done = "partial/vocabulary-start"
     start_key = {**key, "pass": 0}
-    if not run.current(done, start_key):
+    if not run.ranks.share(partial(run.current, done, start_key)):
         _gather_start(run, books, places, done, start_key)
         run.ranks.wait()
     start = run.load(done)
