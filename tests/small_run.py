@@ -74,7 +74,7 @@ def main() -> None:
     from redi.errors import RediError
     from redi.pipeline import execute
 
-    passes.CHUNK, passes.SAVE_EVERY = 8, 0.0
+    passes.CHUNK, passes.SAVE_EVERY, passes.SAVE_SHARE = 8, 0.0, 0
     if options.kill_at:
         original = artifacts.write_bytes
 

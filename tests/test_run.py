@@ -48,6 +48,7 @@ SCRIPT = Path(__file__).with_name("small_run.py")
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "CHUNK", 8)
     monkeypatch.setattr(passes, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(passes, "SAVE_SHARE", 0)
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +321,7 @@ def test_a_process_that_dies_ends_the_job_and_another_number_of_processes_goes_o
     assert done.returncode != 0
     assert "this process was told to fail" in done.stderr
     assert torchrun(folder, tmp_path, 2, "--killed-rank", "0").returncode != 0
-    assert list((tmp_path / "partial").rglob("g0001-r0000.safetensors")), "work was kept"
+    assert list((tmp_path / "partial").rglob("*.safetensors")), "work was kept"
     start(folder, tmp_path)
     assert content(tmp_path) == content(finished)
 
