@@ -1,6 +1,6 @@
 """Draw the README's picture from the records of a finished run: no model is run.
 
-    python scripts/readme_picture.py runs/demo docs/overview.png --images 3
+    python scripts/readme_picture.py runs/demo docs/overview.jpg --images 3
 
 Columns: reference crop, TF-IDF of the true class, incoming attention mass, their product (the REDI
 score), and the roles it assigns (kept patches clear, merged ones tinted, compressed ones dark).
@@ -97,7 +97,7 @@ def main() -> None:
         for column, panel in enumerate(panels):
             sheet.paste(panel, (column * (SIDE + GAP), HEADER + row * (SIDE + GAP)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(200).save(options.out, optimize=True)
+    sheet.save(options.out, quality=82)
 
 
 if __name__ == "__main__":

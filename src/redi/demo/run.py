@@ -17,7 +17,7 @@ from redi.errors import ArtifactError
 from redi.pipeline import execute
 from redi.progress import say
 from redi.records import Results, write_results
-from redi.report.tables import TITLES, print_tables
+from redi.report.tables import TITLES, plain_table, print_tables
 from redi.run import SCORES
 
 TRAIN_PER_CLASS = 60
@@ -80,10 +80,9 @@ def _with_coverage(out: Path, config: RunConfig, masks: Path, results: Results) 
 
 
 def _coverage_table(results: Results) -> Table:
-    table = Table(title="Object kept: area of the class object in kept patches, %")
-    table.title_justify = "left"
-    table.add_column("Score")
-    table.add_column("Kept", justify="right")
+    table = plain_table(
+        "Object kept. Area of the class object that lies in kept patches, %", ("Score", "Area kept")
+    )
     for name, value in results.notes["object_coverage"].items():
         table.add_row(TITLES[name], f"{value:.1f}")
     return table

@@ -33,7 +33,7 @@ def print_tables(results: Results, console: Console | None = None) -> None:
 
 
 def table1(results: Results, classifier: str) -> RenderableType:
-    table = _table(
+    table = plain_table(
         f"Table 1. Accuracy of the {classifier} classifier, %",
         ("Configuration", "Tokens", "Top-1", "Δ dense", "95 % of Δ", "p", "Top-5"),
     )
@@ -61,7 +61,7 @@ def _cells(row: Row) -> list[str]:
 
 def table2(results: Results, classifier: str) -> RenderableType:
     """Gain: Top-1 of the REDI product minus that of its attention score alone."""
-    table = _table(
+    table = plain_table(
         f"Table 2. Attention score alone and as a product, {classifier}, %",
         ("Attention score", "Attention Top-1", "REDI Top-1", "Gain", "REDI Top-5"),
     )
@@ -79,7 +79,7 @@ def table2(results: Results, classifier: str) -> RenderableType:
 
 
 def table3(costs: list[CostRow]) -> RenderableType:
-    table = _table(
+    table = plain_table(
         "Table 3. Analytic sequence and compute", ("Quantity", "Dense", "Reduced", "Reduction")
     )
     for row in costs:
@@ -89,7 +89,7 @@ def table3(costs: list[CostRow]) -> RenderableType:
     return Group(table, "Excludes score construction, reduction overhead and hardware effects.\n")
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
+def plain_table(title: str, columns: tuple[str, ...]) -> Table:
     """First column left, numbers right; narrow enough for 80 characters."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
