@@ -264,6 +264,17 @@ def test_killed_in_every_stage_it_ends_with_the_results_of_an_uninterrupted_run(
     assert not list((tmp_path / "run").rglob(".*.[0-9]*")), "halves of files are cleared away"
 
 
+def test_clearing_up_touches_nothing_of_the_users(folder: Path, tmp_path: Path) -> None:
+    mine = [tmp_path / ".notes.1", tmp_path / "work" / ".draft.json.7", tmp_path / ".bashrc"]
+    half = tmp_path / "scores" / ".mass.safetensors.123"
+    for path in (*mine, half):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text")
+    execute(small_config(folder, tmp_path), until="vocabulary")
+    assert all(path.exists() for path in mine)
+    assert not half.exists()
+
+
 def die(folder: Path, out: Path, place: str, *options: str) -> bool:
     done = script(folder, out, "--kill-at", place, "--workers", "1", *options)
     assert done.returncode in (0, -signal.SIGKILL), f"{place}: {done.stderr}"

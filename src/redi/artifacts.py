@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise ArtifactError(_write_failure(path, error)) from error
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Halves of files that a killed run left in its folder. Only names that we give are looked at, in
+    places where we write: somebody may have pointed --out at a folder with other things in it."""
+    ours = re.compile(r"\..+\.(safetensors|rows|json|toml)\.\d+")
+    places = [folder.glob(".*")]
+    places += [
+        (folder / name).rglob(".*") for name in ("scores", "predictions", "analysis", "partial")
+    ]
+    return [path for place in places for path in place if ours.fullmatch(path.name)]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -111,7 +111,7 @@ class Run:
                 raise ArtifactError(f"{note} is damaged: delete it and run again.") from None
             if differing:
                 raise ArtifactError(_foreign(self.folder, differing[0]))
-        for leftover in self.folder.rglob(".*.[0-9]*"):  # temporary files of a killed run
+        for leftover in artifacts.leftovers(self.folder):
             leftover.unlink(missing_ok=True)
         artifacts.write_text(note, json.dumps({"identity": self.identity}, indent=2) + "\n")
         artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
