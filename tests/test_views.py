@@ -15,6 +15,7 @@ from redi.views import (
     View,
     aggregate,
     align,
+    align_views,
     crop,
     normalise,
     reference_view,
@@ -121,6 +122,19 @@ def test_align_on_a_batch_equals_each_map_alone() -> None:
             alone, alone_valid = align(maps[i, j], view, CENTRE)
             torch.testing.assert_close(values[i, j], alone)
             assert torch.equal(valid[i, j], alone_valid)
+
+
+def test_aligning_all_views_of_a_batch_equals_one_at_a_time() -> None:
+    views = [validation_views(300, 256, index) for index in range(5)]
+    maps = torch.rand(5, 4, 196)
+    values, valid = align_views(maps, views)
+    for image in range(5):
+        for view in range(4):
+            alone, alone_valid = align(maps[image, view], views[image][view], views[image][0])
+            torch.testing.assert_close(values[image, view], alone)
+            assert torch.equal(valid[image, view], alone_valid)
+    with pytest.raises(InvalidInput, match="4 views for each of 5 images"):
+        align_views(maps, views[:4])
 
 
 def test_aggregate_equals_a_naive_loop() -> None:

@@ -5,6 +5,7 @@ to the same square size before the backbone sees it. Sec. "Validation TF-IDF map
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
@@ -133,16 +134,23 @@ def align(
     require_axes(map, "... patches", "A map")
     require_float(map, "A map")
     require_finite(map, "The values of a map")
-    rows, columns = resolve_grid(map.shape[-1], grid)
-    y, inside_y = _axis_coordinates(rows, view.box[1::2], reference.box[1::2], False, False)
-    x, inside_x = _axis_coordinates(
-        columns, view.box[0::2], reference.box[0::2], view.flip, reference.flip
-    )
-    valid = (inside_y[:, None] & inside_x[None, :]).to(map.device)
-    image = map.unflatten(-1, (rows, columns))
-    values = _sampling_matrix(y).to(image) @ image @ _sampling_matrix(x).to(image).T
-    values = torch.where(valid, values, 0)
-    return values.flatten(-2), valid.flatten().expand(map.shape)
+    return _align(map, [view], [reference], (), grid)
+
+
+def align_views(
+    maps: Float[Tensor, "batch views patches"],
+    views: Sequence[Sequence[View]],
+    grid: Grid | None = None,
+) -> tuple[Float[Tensor, "batch views patches"], Bool[Tensor, "batch views patches"]]:
+    """:func:`align` for all views of a batch of images at once; the first view is the reference."""
+    require_axes(maps, "batch views patches", "The maps of the views")
+    require_float(maps, "The maps of the views")
+    require_finite(maps, "The maps of the views")
+    if [len(image) for image in views] != [maps.shape[1]] * len(maps):
+        raise InvalidInput(f"There must be {maps.shape[1]} views for each of {len(maps)} images.")
+    flat = [view for image in views for view in image]
+    references = [image[0] for image in views for _ in image]
+    return _align(maps, flat, references, tuple(maps.shape[:2]), grid)
 
 
 def aggregate(
@@ -188,30 +196,61 @@ def _between(low: float, high: float, fraction: float) -> float:
     return low + (high - low) * fraction
 
 
+def _align(
+    maps: Float[Tensor, "*more patches"],
+    views: Sequence[View],
+    references: Sequence[View],
+    axes: tuple[int, ...],
+    grid: Grid | None,
+) -> tuple[Float[Tensor, "*more patches"], Bool[Tensor, "*more patches"]]:
+    """Views and references, arranged in ``axes``, against maps whose leading axes they match."""
+    rows, columns = resolve_grid(maps.shape[-1], grid)
+    box, flip = _numbers(views, axes)
+    reference_box, reference_flip = _numbers(references, axes)
+    never = torch.zeros_like(flip)
+    y, inside_y = _axis_coordinates(rows, box[..., 1::2], never, reference_box[..., 1::2], never)
+    x, inside_x = _axis_coordinates(
+        columns, box[..., 0::2], flip, reference_box[..., 0::2], reference_flip
+    )
+    valid = (inside_y[..., :, None] & inside_x[..., None, :]).to(maps.device)
+    image = maps.unflatten(-1, (rows, columns))
+    values = _sampling_matrix(y).to(image) @ image @ _sampling_matrix(x).to(image).mT
+    values = torch.where(valid, values, 0)
+    return values.flatten(-2), valid.flatten(-2).expand(maps.shape)
+
+
+def _numbers(views: Sequence[View], axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Boxes ``[*axes, 4]`` in float64 and flips ``[*axes]``."""
+    boxes = torch.tensor([view.box for view in views], dtype=torch.float64)
+    flips = torch.tensor([view.flip for view in views])
+    return boxes.view(*axes, 4), flips.view(axes)
+
+
 def _axis_coordinates(
-    patches: int, box: tuple[int, ...], reference: tuple[int, ...], flip: bool, reference_flip: bool
-) -> tuple[Float[Tensor, " patches"], Bool[Tensor, " patches"]]:
+    patches: int,
+    box: Float[Tensor, "*axes two"],
+    flip: Bool[Tensor, "*axes"],
+    reference: Float[Tensor, "*axes two"],
+    reference_flip: Bool[Tensor, "*axes"],
+) -> tuple[Float[Tensor, "*axes patches"], Bool[Tensor, "*axes patches"]]:
     """Along one axis: where the reference's patch centres fall in the view, in patches from the
     centre of its first one, clamped to its last; and whether they lie inside the view's box.
 
     ``box`` and ``reference`` are (origin, extent). float64: a view equal to the reference must come
     out at exactly 0, 1, 2, ...
     """
-    origin, extent = box
-    reference_origin, reference_extent = reference
+    origin, extent = box[..., :1], box[..., 1:]
     centre = torch.arange(patches, dtype=torch.float64) + 0.5
-    if reference_flip:
-        centre = centre.flip(0)
-    pixel = reference_origin + centre * reference_extent / patches
-    offset = pixel - origin
+    centre = torch.where(reference_flip[..., None], patches - centre, centre)
+    offset = reference[..., :1] + centre * reference[..., 1:] / patches - origin
     inside = (offset >= 0) & (offset <= extent)
-    if flip:
-        offset = extent - offset
+    offset = torch.where(flip[..., None], extent - offset, offset)
     return (offset * patches / extent - 0.5).clamp(0, patches - 1), inside
 
 
-def _sampling_matrix(coordinates: Float[Tensor, " patches"]) -> Float[Tensor, "patches patches"]:
+def _sampling_matrix(
+    coordinates: Float[Tensor, "*axes patches"],
+) -> Float[Tensor, "*axes patches patches"]:
     """Linear interpolation along one axis as a matrix: row i holds the weights of sample i."""
-    patches = len(coordinates)
-    distance = (coordinates[:, None] - torch.arange(patches, dtype=torch.float64)).abs()
-    return (1 - distance).clamp(min=0)
+    places = torch.arange(coordinates.shape[-1], dtype=torch.float64)
+    return (1 - (coordinates[..., None] - places).abs()).clamp(min=0)

@@ -21,7 +21,7 @@ from redi.run import ATTENTION_SCORES, SCORES, Run
 from redi.score import hybrid
 from redi.stages.tfidf import tfidf_done
 from redi.tfidf import lookup
-from redi.views import View, aggregate, align
+from redi.views import View, aggregate, align_views
 from redi.vocabulary import dot_products
 
 
@@ -120,12 +120,7 @@ def corpus_map(
     looked_up = torch.stack(
         [lookup(table, words[:, view], labels) for view in range(words.shape[1])], dim=1
     )
-    values, valid = torch.empty_like(looked_up), torch.empty_like(looked_up, dtype=torch.bool)
-    for image, image_views in enumerate(views):
-        for number, view in enumerate(image_views):
-            values[image, number], valid[image, number] = align(
-                looked_up[image, number], view, image_views[0]
-            )
+    values, valid = align_views(looked_up, views)
     return aggregate(values, valid)
 
 
