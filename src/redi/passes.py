@@ -228,7 +228,7 @@ class PassRunner:
         )
         indices = merged.pop(".indices", torch.empty(0, dtype=torch.int64))
         order = indices.argsort()
-        seen = sorted([*indices.tolist(), *(index for index, _ in skipped)] if merged else expected)
+        seen = sorted([*indices.tolist(), *(index for index, _ in skipped)])
         if sorted(chunks) != list(range(-(-len(expected) // CHUNK))) or seen != sorted(expected):
             raise ArtifactError(
                 f"The parts in {folder} do not cover every image once. On a network file system they "
