@@ -1,6 +1,7 @@
 """Which class of a checkpoint's own head each folder is."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,8 @@ def head_classes(
     if class_map is not None:
         return _by_map(folders, head, class_map), f"by {class_map.name}"
     advice = "Pass --class-map FILE with lines `folder<TAB>class of the head`, or take the probe."
-    found = [_by_name(folder, head) for folder in folders]
+    names = _names(head)
+    found = [_by_name(folder, names) for folder in folders]
     for folder, numbers in zip(folders, found, strict=True):
         if len(numbers) > 1:
             raise ConfigError(f"The head has {len(numbers)} classes called {folder!r}. {advice}")
@@ -43,17 +45,21 @@ def head_classes(
     return list(range(len(head))), "by sorted order: the names differ and the counts agree"
 
 
-def _by_name(folder: str, head: Sequence[str]) -> list[int]:
-    """Classes called exactly so; else so but for case; else so in one of their comma-separated parts."""
-    plain = _plain(folder)
-    for matches in (
-        lambda name: name == folder,
-        lambda name: _plain(name) == plain,
-        lambda name: plain in map(_plain, name.split(",")),
-    ):
-        if numbers := [number for number, name in enumerate(head) if matches(name)]:
-            return numbers
-    return []
+def _names(head: Sequence[str]) -> list[dict[str, list[int]]]:
+    """Classes by their exact name, by it but for case, and by its comma-separated parts."""
+    exact, plain, parts = (defaultdict[str, list[int]](list) for _ in range(3))
+    for number, name in enumerate(head):
+        exact[name].append(number)
+        plain[_plain(name)].append(number)
+        for part in {_plain(part) for part in name.split(",")}:
+            parts[part].append(number)
+    return [exact, plain, parts]
+
+
+def _by_name(folder: str, names: list[dict[str, list[int]]]) -> list[int]:
+    """Classes called exactly so; else so but for case; else so in one of their parts."""
+    exact, plain, parts = names
+    return exact.get(folder) or plain.get(_plain(folder)) or parts.get(_plain(folder)) or []
 
 
 def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int]:
