@@ -4,6 +4,7 @@ These are counts of multiply-adds in the dominant matrix products. They leave ou
 construction, the reduction itself and everything that depends on hardware.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redi.errors import InvalidInput
@@ -19,6 +20,15 @@ def block_cost(tokens: int, width: int) -> int:
     if tokens < 1 or width < 1:
         raise InvalidInput(f"tokens and width must be positive, not {tokens} and {width}.")
     return 12 * tokens * width**2 + 2 * tokens**2 * width
+
+
+def progressive_cost(before: Sequence[int], after: Sequence[int], width: int) -> int:
+    """Blocks whose attention sees ``before[k]`` tokens and whose MLP sees ``after[k]``: the terms of
+    Eq. blockcompute, each with its own number of tokens (prefix included)."""
+    return sum(
+        4 * t * width**2 + 2 * t**2 * width + 8 * m * width**2
+        for t, m in zip(before, after, strict=True)
+    )
 
 
 @dataclass(frozen=True)

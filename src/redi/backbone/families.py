@@ -50,6 +50,17 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Halves:
+    """A block in two parts, for reducers that work between them. Both add their residual.
+
+    The parts are transformers' own modules; dropout and stochastic depth do nothing in evaluation.
+    """
+
+    attend: Callable[..., Tensor]  # (block, hidden, keyword arguments of the attention) -> hidden
+    transform: Callable[[Any, Tensor], Tensor]  # (block, hidden) -> hidden
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture. ``blocks`` and ``norm`` are attribute paths inside the encoder."""
 
@@ -60,6 +71,7 @@ class Family:
     norm: str
     prefix: Callable[[Any], int]
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
+    halves: Halves
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
 
 
@@ -77,6 +89,28 @@ def _embed_interpolated(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None
 def _embed_learned(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
     """DINOv2: learned positions; its embedding interpolates by itself."""
     return model.embeddings(pixels), None
+
+
+def _attend(block: Any, hidden: Tensor, **options: Any) -> Tensor:
+    attended, _ = block.attention(block.layernorm_before(hidden), **options)
+    return attended + hidden  # type: ignore[no-any-return]
+
+
+def _transform(block: Any, hidden: Tensor) -> Tensor:
+    return block.mlp(block.layernorm_after(hidden)) + hidden  # type: ignore[no-any-return]
+
+
+def _attend_scaled(block: Any, hidden: Tensor, **options: Any) -> Tensor:
+    attended, _ = block.attention(block.norm1(hidden), **options)
+    return block.layer_scale1(attended) + hidden  # type: ignore[no-any-return]
+
+
+def _transform_scaled(block: Any, hidden: Tensor) -> Tensor:
+    return block.layer_scale2(block.mlp(block.norm2(hidden))) + hidden  # type: ignore[no-any-return]
+
+
+_PLAIN = Halves(_attend, _transform)  # ViT, DeiT, MAE
+_SCALED = Halves(_attend_scaled, _transform_scaled)  # the DINO families: with layer scale
 
 
 def _classify_cls(model: Any, normed: Normed, _prefix: int) -> Logits:
@@ -105,6 +139,7 @@ _VIT = Family(
     norm="layernorm",
     prefix=lambda config: 1,
     embed=_embed_interpolated,
+    halves=_PLAIN,
     heads={
         "ViTForImageClassification": Head(ViTForImageClassification, "vit", _classify_cls),
     },
@@ -120,6 +155,7 @@ FAMILIES: dict[str, Family] = {
         norm="norm",
         prefix=lambda config: 1 + config.num_register_tokens,
         embed=_embed_rope,
+        halves=_SCALED,
         heads={},
     ),
     "dinov2": Family(
@@ -130,6 +166,7 @@ FAMILIES: dict[str, Family] = {
         norm="layernorm",
         prefix=lambda config: 1,
         embed=_embed_learned,
+        halves=_SCALED,
         heads={
             "Dinov2ForImageClassification": Head(
                 Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean
@@ -144,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         norm="layernorm",
         prefix=lambda config: 1 + config.num_register_tokens,
         embed=_embed_learned,
+        halves=_SCALED,
         heads={
             "Dinov2WithRegistersForImageClassification": Head(
                 Dinov2WithRegistersForImageClassification,
@@ -163,6 +201,7 @@ FAMILIES: dict[str, Family] = {
         norm="layernorm",
         prefix=lambda config: 2,
         embed=_embed_interpolated,
+        halves=_PLAIN,
         heads={
             "DeiTForImageClassification": Head(DeiTForImageClassification, "deit", _classify_cls),
             "DeiTForImageClassificationWithTeacher": Head(

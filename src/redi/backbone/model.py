@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, square_patch
@@ -15,6 +17,8 @@ from redi.backbone.watch import IMPLEMENTATION, Watch
 from redi.checks import require_float
 from redi.errors import BackboneError, InvalidInput
 from redi.images import to_rgb
+from redi.reduction import Inside, Progressive, Schedule
+from redi.reduction.schedule import check_schedule
 from redi.views import View, crop, normalise, reference_view, resize, to_bytes
 
 
@@ -44,6 +48,15 @@ class Preprocessing:
         resized = self.resized(image)
         reference = crop(resized, self.reference(resized), self.size, self.resample)
         return self.normalise(to_bytes(reference))
+
+
+class Shortened(NamedTuple):
+    """What comes out of a progressive forward: the sequence before the final norm, and where
+    everything went."""
+
+    hidden: Float[Tensor, "batch tokens dim"]
+    sizes: Float[Tensor, "batch reduced"]
+    source: Int[Tensor, "batch patches"]
 
 
 class Backbone(nn.Module):
@@ -135,6 +148,64 @@ class Backbone(nn.Module):
             hidden = self.blocks[block](hidden, **positions, **watching)
         return hidden
 
+    def encode_progressively(
+        self,
+        tokens: Tokens,
+        reducer: Progressive,
+        schedule: Schedule,
+        scores: Float[Tensor, "batch patches"] | None = None,
+    ) -> "Shortened":
+        """All blocks with ``reducer`` at work between attention and MLP of each.
+
+        ``schedule[k]`` patch tokens leave block k. A block that removes nothing is left alone.
+        ``scores`` are handed to the reducer, the best of its members for a merged token.
+        """
+        check_schedule(schedule, tokens.patches.shape[1], self.depth)
+        batch, n = tokens.patches.shape[:2]
+        sizes = torch.ones(batch, n, device=tokens.patches.device)
+        source = torch.arange(n, device=sizes.device).expand(batch, -1)
+        bias: Tensor | None = None
+        for block, count in enumerate(schedule):
+            options: dict[str, Any] = {} if bias is None else {"attention_mask": bias}
+            if tokens.rope is not None:
+                options["position_embeddings"] = tokens.rope
+            if count == tokens.patches.shape[1]:
+                hidden = self.blocks[block](tokens.sequence, **options)
+                tokens = tokens.advanced(hidden)
+                continue
+            capture: dict[str, Any] = {}
+            halves = self.family.halves
+            hidden = halves.attend(
+                self.blocks[block], tokens.sequence, **options, redi_capture=capture
+            )
+            tokens = tokens.advanced(hidden)
+            inside = Inside(
+                patches=tokens.patches,
+                sizes=sizes,
+                scores=scores,
+                bias=bias,
+                prefix=self.prefix,
+                block=block,
+                depth=self.depth,
+                **capture,
+            )
+            reduction = reducer.step(inside, count)
+            tokens = tokens.reduced(reduction)
+            tokens = tokens.advanced(halves.transform(self.blocks[block], tokens.sequence))
+            sizes, scores = _carry(reduction.source, count, sizes, scores)
+            source = torch.where(
+                source < 0, source, reduction.source.gather(1, source.clamp(min=0))
+            )
+            if reducer.proportional:
+                bias = self._size_bias(sizes, hidden.dtype)
+        return Shortened(tokens.sequence, sizes, source)
+
+    def _size_bias(
+        self, sizes: Float[Tensor, "batch patches"], dtype: torch.dtype
+    ) -> Float[Tensor, "batch one one tokens"]:
+        """Proportional attention (ToMe, Sec. 3): log(size) on the logits of a key; 0 for the prefix."""
+        return pad(sizes.log(), (self.prefix, 0)).to(dtype)[:, None, None]
+
     def final_norm(
         self, hidden: Float[Tensor, "batch tokens dim"]
     ) -> Float[Tensor, "batch tokens dim"]:
@@ -148,3 +219,18 @@ class Backbone(nn.Module):
                 "This checkpoint has no classifier of its own; train a linear probe on its features."
             )
         return self.head.classify(self.model, self.final_norm(hidden), self.prefix)
+
+
+def _carry(
+    source: Int[Tensor, "batch patches"],
+    count: int,
+    sizes: Float[Tensor, "batch patches"],
+    scores: Float[Tensor, "batch patches"] | None,
+) -> tuple[Float[Tensor, "batch reduced"], Float[Tensor, "batch reduced"] | None]:
+    """Sizes add up, of scores the best counts; what was dropped goes to an extra place at the end."""
+    place = torch.where(source < 0, count, source)
+    grown = sizes.new_zeros(len(sizes), count + 1).scatter_add(1, place, sizes)[:, :count]
+    if scores is None:
+        return grown, None
+    best = scores.new_zeros(len(scores), count + 1)
+    return grown, best.scatter_reduce(1, place, scores, "amax", include_self=False)[:, :count]

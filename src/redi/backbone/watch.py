@@ -110,9 +110,17 @@ def attention_forward(
     scaling: float | None = None,
     redi_watches: Sequence[Watch] = (),
     redi_block: int = -1,
+    redi_capture: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch tokens heads head_dim"], None]:
-    """SDPA where nobody watches; the same attention, slice by slice and observed, where someone does."""
+    """SDPA where nobody watches; the same attention, slice by slice and observed, where someone does.
+
+    ``redi_capture`` is filled with the block's query, key, value and scale, for reducers that work
+    inside a block.
+    """
+    if redi_capture is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        redi_capture.update(query=query, key=key, value=value, scale=scale)
     if not redi_watches:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

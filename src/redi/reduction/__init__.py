@@ -1,10 +1,28 @@
-"""Token reduction: a score per patch in, a shorter sequence out.
+"""Token reduction: patch tokens in, fewer of them out.
 
-``reduce`` is the paper's fixed keep / merge / compress operator. ``unreduce`` spreads the shorter
-sequence back onto the patch grid.
+``reduce`` is the paper's fixed keep / merge / compress operator. Peers come in two kinds, each with
+one signature and one table: ``ONE_SHOT`` (a score a patch, once) and ``PROGRESSIVE`` (in every
+block, between attention and MLP). ``unreduce`` spreads a shorter sequence back onto the patch grid.
 """
 
 from redi.reduction.budget import Budget
-from redi.reduction.operator import Reduction, keep_merge_compress, reduce, unreduce
+from redi.reduction.oneshot import ONE_SHOT, OneShot
+from redi.reduction.operator import keep_merge_compress, reduce
+from redi.reduction.peers import PROGRESSIVE
+from redi.reduction.progressive import Inside, Progressive, Schedule
+from redi.reduction.result import DROPPED, Reduction, unreduce
 
-__all__ = ["Budget", "Reduction", "keep_merge_compress", "reduce", "unreduce"]
+__all__ = [
+    "DROPPED",
+    "ONE_SHOT",
+    "PROGRESSIVE",
+    "Budget",
+    "Inside",
+    "OneShot",
+    "Progressive",
+    "Reduction",
+    "Schedule",
+    "keep_merge_compress",
+    "reduce",
+    "unreduce",
+]

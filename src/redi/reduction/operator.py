@@ -3,30 +3,19 @@
 Batched tensor operations only; images and patches are never looped over.
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from redi.checks import require_axes, require_finite, require_float, require_range
+from redi.checks import require_axes, require_finite, require_float
 from redi.errors import InvalidInput
 from redi.grid import Grid, cell_of, proximity, resolve_grid
 from redi.reduction.budget import Budget
+from redi.reduction.result import Reduction, places, take
 
 #: Added to every aggregation weight so that a zero score still counts a little (the paper's 1e-4).
 OFFSET = 1e-4
-
-
-class Reduction(NamedTuple):
-    """A shortened sequence and where everything went (prefix tokens are not counted)."""
-
-    tokens: Float[Tensor, "batch reduced dim"]
-    #: Grid index whose position each output token carries.
-    positions: Int[Tensor, "batch reduced"]
-    #: Output token that each patch went into.
-    source: Int[Tensor, "batch patches"]
 
 
 def reduce(
@@ -78,12 +67,11 @@ def keep_merge_compress(
     exact = torch.promote_types(patches.dtype, torch.float32)
     dtype, patches = patches.dtype, patches.to(exact)
     weights = scores.to(exact).clamp(min=0) + OFFSET
-    source = torch.empty_like(ranking)
-    source.scatter_(1, keep, torch.arange(n_keep, device=keep.device).expand_as(keep))
+    source = places(keep, patches.shape[1])
 
-    kept = _take(patches, keep)
+    kept = take(patches, keep)
     if n_merge:
-        merged = _take(patches, merge)
+        merged = take(patches, merge)
         destination = _merge_destination(merged, kept, merge, keep, budget.spatial, grid)
         kept = _merge(kept, merged, weights.gather(1, merge), destination)
         source.scatter_(1, merge, destination)
@@ -92,7 +80,7 @@ def keep_merge_compress(
         return Reduction(kept.to(dtype), keep, source)
     cell = cell_of(compress, grid, budget.cells)
     summaries, leader = _compress(
-        _take(patches, compress), weights.gather(1, compress), cell, budget.cells**2
+        take(patches, compress), weights.gather(1, compress), cell, budget.cells**2
     )
     source.scatter_(1, compress, n_keep + cell)
     return Reduction(
@@ -100,24 +88,6 @@ def keep_merge_compress(
         torch.cat([keep, compress.gather(1, leader)], dim=1),
         source,
     )
-
-
-def unreduce(
-    tokens: Float[Tensor, "batch reduced dim"], source: Int[Tensor, "batch patches"]
-) -> Float[Tensor, "batch patches dim"]:
-    """Spread reduced tokens back onto the full grid: every patch gets the token it went into."""
-    require_axes(tokens, "batch reduced dim", "Tokens")
-    require_axes(source, "batch patches", "Source")
-    if len(tokens) != len(source):
-        raise InvalidInput(f"There are tokens of {len(tokens)} images, sources of {len(source)}.")
-    require_range(source, tokens.shape[1], "Sources (which do not count prefix tokens)")
-    return _take(tokens, source.long())
-
-
-def _take(
-    patches: Float[Tensor, "batch patches dim"], index: Int[Tensor, "batch taken"]
-) -> Float[Tensor, "batch taken dim"]:
-    return patches.gather(1, index[..., None].expand(-1, -1, patches.shape[-1]))
 
 
 def _merge_destination(

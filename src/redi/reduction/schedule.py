@@ -1,0 +1,57 @@
+"""How many patch tokens leave each block: the shapes that the peers' papers use, and the search for
+the strength that meets a number of tokens or a cost.
+
+A shape is a function of (patches, depth, strength): strength 0 removes nothing, 1 as much as the
+shape allows. No block may remove more than half of its patch tokens, which is what bipartite
+matching can do.
+"""
+
+from itertools import pairwise
+
+from redi.errors import InvalidInput
+from redi.reduction.progressive import Schedule
+
+#: Strengths that are tried in a search.
+STEPS = 4000
+
+
+def constant(patches: int, depth: int, strength: float) -> Schedule:
+    """ToMe: the same number r in every block. r = strength x patches / depth; where r is not whole,
+    some blocks remove one more than others. Strength 1 would leave nothing."""
+    return _halved(patches, [patches * (1 - strength * (k + 1) / depth) for k in range(depth)])
+
+
+def ratio(patches: int, depth: int, strength: float) -> Schedule:
+    """PiToMe: the same share in every block, up to a half."""
+    return _halved(patches, [patches * (1 - strength / 2) ** (k + 1) for k in range(depth)])
+
+
+def thrice(patches: int, depth: int, strength: float) -> Schedule:
+    """EViT, ATC: the same share at blocks 4, 7 and 10 of 12 and nowhere else, at the same places of
+    other depths."""
+    places = {round(depth * place / 12) for place in (3, 6, 9)}
+    counts, left = [], float(patches)
+    for block in range(depth):
+        left *= 1 - strength if block in places else 1
+        counts.append(left)
+    return _rounded(patches, counts)
+
+
+def _halved(patches: int, wanted: list[float]) -> Schedule:
+    counts: list[int] = []
+    for count in _rounded(patches, wanted):
+        before = counts[-1] if counts else patches
+        counts.append(max(count, -(-before // 2)))
+    return tuple(counts)
+
+
+def _rounded(patches: int, wanted: list[float]) -> Schedule:
+    return tuple(min(max(round(count), 1), patches) for count in wanted)
+
+
+def check_schedule(schedule: Schedule, patches: int, depth: int) -> None:
+    """Counts must not grow from block to block, and there must be one a block."""
+    if len(schedule) != depth:
+        raise InvalidInput(f"A schedule names the tokens after each of {depth} blocks: {schedule}.")
+    if any(not 1 <= after <= before for before, after in pairwise((patches, *schedule))):
+        raise InvalidInput(f"Token counts must fall from {patches} to at least 1: {schedule}.")
