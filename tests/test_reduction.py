@@ -314,7 +314,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="do not count prefix tokens"):
         unreduce(patches[:, :3], torch.full((3, 16), 5))
     with pytest.raises(InvalidInput, match="do not count prefix tokens"):
-        unreduce(patches, torch.full((3, 16), -1))
+        unreduce(patches, torch.full((3, 16), -2))
     with pytest.raises(InvalidInput, match="must be integers"):
         unreduce(patches, torch.zeros(3, 16))
     with pytest.raises(InvalidInput, match="tokens of 3 images, sources of 1"):

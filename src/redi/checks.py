@@ -23,6 +23,11 @@ def require_float(values: Tensor, name: str) -> None:
         raise InvalidInput(f"{name} must be floating point, not {values.dtype}.")
 
 
+def require_integers(values: Tensor, name: str) -> None:
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise InvalidInput(f"{name} must be integers, but are {values.dtype}.")
+
+
 def require_axes(values: Tensor, axes: str, name: str) -> None:
     """``axes`` names the expected axes, e.g. ``"batch patches dim"``; a leading ``...`` allows more."""
     names = axes.split()
@@ -43,8 +48,7 @@ def require_same_shape(left: Tensor, right: Tensor, names: str) -> None:
 
 def require_range(values: Tensor, upper: int, name: str) -> None:
     """Integer codes must lie in ``0 .. upper - 1``."""
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise InvalidInput(f"{name} must be integers, but are {values.dtype}.")
+    require_integers(values, name)
     low, high = int(values.long().min()), int(values.long().max())
     if low < 0 or high >= upper:
         raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but reach from {low} to {high}.")

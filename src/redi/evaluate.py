@@ -1,13 +1,11 @@
-"""Accuracy and paired statistics, from per-image predictions."""
+"""Accuracy against dense, from per-image predictions."""
 
 from dataclasses import dataclass
-from math import comb, erfc, sqrt
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-#: The normal quantile of a 95 % interval.
-Z = 1.959963984540054
+from redi.statistics import mcnemar, paired_interval, wilson
 
 
 @dataclass(frozen=True)
@@ -59,35 +57,3 @@ def accuracy(
         p_value=mcnemar(gained, lost),
         images=images,
     )
-
-
-def wilson(correct: int, images: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion, in percent."""
-    share = correct / images
-    centre = share + Z**2 / (2 * images)
-    spread = Z * sqrt(share * (1 - share) / images + Z**2 / (4 * images**2))
-    scale = 100 / (1 + Z**2 / images)
-    return scale * (centre - spread), scale * (centre + spread)
-
-
-def paired_interval(gained: int, lost: int, images: int) -> tuple[float, float]:
-    """Wald's 95 % interval of a difference of paired proportions, in percent points."""
-    difference = (gained - lost) / images
-    spread = Z * sqrt((gained + lost) / images - difference**2) / sqrt(images)
-    return 100 * (difference - spread), 100 * (difference + spread)
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test: could so uneven a split of the changed images be a fair coin?
-
-    Beyond 2,000 changed images the normal approximation with continuity correction is used, which
-    then agrees to half a percent of p.
-    """
-    changed = gained + lost
-    if changed == 0:
-        return 1.0
-    if changed > 2000:
-        z = max(abs(gained - lost) - 1, 0) / sqrt(changed)
-        return erfc(z / sqrt(2))
-    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
-    return float(min(1.0, 2 * tail / 2**changed))

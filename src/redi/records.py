@@ -15,20 +15,33 @@ from redi.cost import CostRow, cost_table
 from redi.errors import ArtifactError
 from redi.evaluate import accuracy
 from redi.run import ATTENTION_SCORES, SCORES, Run
-from redi.stages.evaluate import classifiers, native_classes, prediction_name
+from redi.stages.evaluate import (
+    classifiers,
+    native_classes,
+    prediction_key,
+    prediction_name,
+    score_maps,
+)
+from redi.statistics import agreement
+from redi.variants import Variant
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the tables. Identity: (scorer, label source, reducer, budget, classifier)."""
+    """One line of the tables. Identity: (scorer, label source, reducer, budget, classifier), and for
+    rows beyond the paper's also where the reducer works, its schedule and the corpus settings."""
 
     name: str
     classifier: str  # probe or native
-    scorer: str  # empty for dense
-    labels: str  # whose label the corpus term looks up: gt, or empty where there is none
-    reducer: str  # keep-merge-compress, or empty for dense
-    budget: dict[str, Any]
-    tokens: int  # sequence length, prefix included
+    scorer: str  # empty for dense and for reducers that look at no score
+    labels: str  # whose label the corpus term looks up: gt is an oracle; empty where there is none
+    reducer: str  # empty for dense
+    budget: dict[str, Any]  # of a one-shot reducer
+    after: int  # blocks before a one-shot reducer
+    schedule: list[int]  # patch tokens after each block, of a progressive reducer
+    corpus: dict[str, Any]  # codebook, views, mean weight
+    tokens: int  # sequence length after the last block, prefix included
+    cost: float  # analytic, relative to dense; without making the scores
     top1: float  # percent
     top5: float
     top1_interval: tuple[float, float]  # 95 %
@@ -36,6 +49,8 @@ class Row:
     delta_interval: tuple[float, float]
     p_value: float  # exact McNemar test against dense
     images: int
+    agreement: float  # percent of images whose Top-1 is that of dense, right or wrong
+    divergence: float  # mean KL divergence from dense's distribution, nats
 
 
 @dataclass(frozen=True)
@@ -55,41 +70,71 @@ class Results:
 
 
 def collect(run: Run) -> Results:
-    """Read the artefacts of a finished run; no model is needed."""
-    budget = run.config.budget
+    """Read the artefacts of a finished run: the paper's rows, then whatever else was compared."""
     backbone = run.backbone
     patches = (backbone.preprocessing.size // backbone.patch_size) ** 2
-    rows = []
-    for classifier in classifiers(run):
-        dense = run.load(prediction_name(classifier, "dense"))
-        for name in ("dense", *SCORES):
-            found = run.load(prediction_name(classifier, name))
-            if not torch.equal(found["indices"], dense["indices"]):
-                raise ArtifactError(
-                    f"The predictions of {name} are for other images than those of dense: some image "
-                    "could be read in one stage and not in the other. Run again with --strict."
-                )
-            result = accuracy(found["top5"], dense["top5"], found["labels"])
-            reduced = name != "dense"
-            rows.append(
-                Row(
-                    name=name,
-                    classifier=classifier,
-                    scorer=name if reduced else "",
-                    labels="gt" if name == "tfidf" or name.startswith("redi_") else "",
-                    reducer="keep-merge-compress" if reduced else "",
-                    budget=asdict(budget) if reduced else {},
-                    tokens=backbone.prefix + (budget.tokens(patches) if reduced else patches),
-                    **asdict(result),
-                )
-            )
+    rows = [
+        read_row(run, classifier, name)
+        for classifier in classifiers(run)
+        for name in ("dense", *SCORES, *_further_rows(run, classifier))
+    ]
     return Results(
         rows,
-        cost_table(patches, backbone.prefix, backbone.width, budget),
+        cost_table(patches, backbone.prefix, backbone.width, run.config.budget),
         _notes(run),
         _environment(run),
         _digests(run),
     )
+
+
+def read_row(run: Run, classifier: str, name: str) -> Row:
+    """A row from its predictions and those of dense."""
+    dense = run.load(prediction_name(classifier, "dense"))
+    found, manifest = artifacts.load(run.path(prediction_name(classifier, name)))
+    if not torch.equal(found["indices"], dense["indices"]):
+        raise ArtifactError(
+            f"The predictions of {name} are for other images than those of dense: some image "
+            "could be read in one stage and not in the other. Run again with --strict."
+        )
+    notes = manifest["notes"]
+    variant = Variant.from_dict(notes["variant"])
+    one_shot = bool(variant.reducer) and not variant.schedule
+    return Row(
+        name=name,
+        classifier=classifier,
+        scorer=variant.scorer,
+        labels=variant.labels,
+        reducer=variant.reducer,
+        budget=asdict(variant.budget) if one_shot else {},
+        after=variant.after,
+        schedule=list(variant.schedule),
+        corpus=asdict(variant.corpus) if variant.term else {},
+        tokens=notes["tokens"],
+        cost=notes["cost"],
+        agreement=agreement(found["top5"][:, 0], dense["top5"][:, 0]),
+        divergence=found["divergence"].double().mean().item(),
+        **asdict(accuracy(found["top5"], dense["top5"], found["labels"])),
+    )
+
+
+def _further_rows(run: Run, classifier: str) -> list[str]:
+    """Rows of the bench whose predictions were made from what the run holds now."""
+    maps = score_maps(run)
+    names = []
+    for path in sorted((run.folder / "predictions" / classifier).glob("*.safetensors")):
+        name = path.name.removesuffix(".safetensors")
+        manifest = artifacts.read_manifest(path)
+        if manifest is None or name in ("dense", *SCORES):
+            continue
+        try:
+            variant = Variant.from_dict(manifest["notes"]["variant"])
+            key = prediction_key(run, maps, classifier, variant, manifest["key"]["user"])
+            current = run.current(prediction_name(classifier, name), key)
+        except (ArtifactError, KeyError, TypeError):
+            continue  # made from scores that are gone, or by another version
+        if current:
+            names.append(name)
+    return names
 
 
 def write_results(folder: Path, results: Results) -> Path:

@@ -176,4 +176,12 @@ def lookup(
     require_float(table, "The TF-IDF table")
     require_finite(table, "The TF-IDF table")
     table, labels = table.to(words.device), labels.to(words.device)
-    return norm01(table[labels.long()[:, None], words.long()])
+    return weigh_words(table[labels.long()], words)
+
+
+def weigh_words(
+    weights: Float[Tensor, "batch words"], words: Int[Tensor, "batch *more"]
+) -> Float[Tensor, "batch *more"]:
+    """The core of Eq. viewtfidf: each patch gets its word's weight in its image, then N."""
+    index = words.long().flatten(1)
+    return norm01(weights.gather(1, index).view(words.shape))

@@ -25,7 +25,7 @@ CROP_SCALE = (0.60, 1.00)
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_TRIES = 10
 #: Eq. viewaggregate: 0.8 of the mean plus 0.2 of the maximum over views.
-MEAN_WEIGHT, MAX_WEIGHT = 0.8, 0.2
+MEAN_WEIGHT = 0.8
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ def align_views(
 
 
 def aggregate(
-    values: Float[Tensor, "... views patches"], valid: Bool[Tensor, "... views patches"]
+    values: Float[Tensor, "... views patches"],
+    valid: Bool[Tensor, "... views patches"],
+    mean_weight: float = MEAN_WEIGHT,
 ) -> Float[Tensor, "... patches"]:
     """Eq. viewaggregate: t = N(0.8 mu + 0.2 xi), mean and maximum over the views that cover a patch."""
     require_axes(values, "... views patches", "The values of the views")
@@ -168,7 +170,7 @@ def aggregate(
         raise InvalidInput("Some reference patches lie in no view; the centre crop must be one.")
     mean = torch.where(valid, values, 0).sum(dim=-2) / covering
     maximum = torch.where(valid, values, -torch.inf).amax(dim=-2)
-    return norm01(MEAN_WEIGHT * mean + MAX_WEIGHT * maximum)
+    return norm01(mean_weight * mean + (1 - mean_weight) * maximum)
 
 
 def _random_view(width: int, height: int, draw: random.Random) -> View:

@@ -1,6 +1,6 @@
 """One interface over the frozen backbones, with the loop over the blocks in our own hands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,11 +128,17 @@ class Backbone(nn.Module):
         return Tokens(hidden[:, : self.prefix], hidden[:, self.prefix :], rope, grid)
 
     def encode(
-        self, tokens: Tokens, start: int = 0, stop: int | None = None, watch: Sequence[Watch] = ()
+        self,
+        tokens: Tokens,
+        start: int = 0,
+        stop: int | None = None,
+        watch: Sequence[Watch] = (),
+        capture: Mapping[int, dict[str, Any]] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Run blocks ``start .. stop - 1`` and return the sequence *before* the final norm.
 
-        Each :class:`Watch` sees the attention of its blocks. To go on from a middle block, pass
+        Each :class:`Watch` sees the attention of its blocks. A dictionary in ``capture`` is filled
+        with the query, key, value and scale of its block. To go on from a middle block, pass
         ``tokens.advanced(hidden)`` with the next ``start``.
         """
         stop = self.depth if stop is None else stop
@@ -144,8 +150,12 @@ class Backbone(nn.Module):
         positions = {} if tokens.rope is None else {"position_embeddings": tokens.rope}
         for block in range(start, stop):
             watches = tuple(watcher for watcher in watch if block in watcher.blocks)
-            watching = {"redi_watches": watches, "redi_block": block} if watches else {}
-            hidden = self.blocks[block](hidden, **positions, **watching)
+            extra: dict[str, Any] = {}
+            if watches:
+                extra = {"redi_watches": watches, "redi_block": block}
+            if capture is not None and block in capture:
+                extra["redi_capture"] = capture[block]
+            hidden = self.blocks[block](hidden, **positions, **extra)
         return hidden
 
     def encode_progressively(

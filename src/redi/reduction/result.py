@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from redi.checks import require_axes, require_range
+from redi.checks import require_axes, require_integers
 from redi.errors import InvalidInput
 
 #: In ``Reduction.source``: the patch was dropped and went into no token.
@@ -32,8 +32,13 @@ def unreduce(
     require_axes(source, "batch patches", "Source")
     if len(tokens) != len(source):
         raise InvalidInput(f"There are tokens of {len(tokens)} images, sources of {len(source)}.")
+    require_integers(source, "Sources")
     source = source.long()
-    require_range(source - DROPPED, tokens.shape[1] + 1, "Sources (no prefix tokens), plus one,")
+    if int(source.min()) < DROPPED or int(source.max()) >= tokens.shape[1]:
+        raise InvalidInput(
+            f"Sources lie in {DROPPED} to {tokens.shape[1] - 1} and do not count prefix tokens, but "
+            f"reach from {int(source.min())} to {int(source.max())}."
+        )
     spread = take(tokens, source.clamp(min=0))
     return torch.where(source[..., None] == DROPPED, 0, spread)
 

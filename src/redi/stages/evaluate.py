@@ -1,11 +1,11 @@
-"""The evaluation stage: dense and reduced predictions of every validation image.
+"""Predictions of every validation image: dense, under the paper's rows, and under any other variant.
 
-The dense rows come from the score stage's forward. The reduced rows share one embedding of each
-image; each is then one reduction and one pass of the frozen blocks over the shorter sequence.
+The dense rows come from the score stage's forward. Reduced rows share one embedding of each image;
+each is then one reduction and one pass of the frozen blocks over the shorter sequence.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,37 @@ import torch
 from torch import Tensor
 
 from redi import artifacts
+from redi.backbone import Backbone, Tokens
 from redi.classes import head_classes
-from redi.errors import BackboneError, ImageError
+from redi.corpus import FROM_CLASSIFIER
+from redi.equal import Geometry, one_shot_cost, schedule_cost
+from redi.errors import BackboneError, ImageError, InvalidInput
 from redi.evaluate import top5
 from redi.loader import Batch
 from redi.passes import Pass
 from redi.probe import image_feature
-from redi.reduction import reduce
+from redi.reduction import OneShot, Reduction
 from redi.run import SCORES, Run
+from redi.stages.maps import ScoreMaps
 from redi.stages.probe import load_probe, probe_done
 from redi.stages.score import score_done
+from redi.statistics import divergence
+from redi.variants import DENSE, Catalogue, Variant, catalogue
+
+#: Rows that share an embedding, and the most that a killed run loses.
+GROUP = 12
+
+
+def paper_rows(run: Run) -> dict[str, Variant]:
+    """The rows of Tables 1 and 2 that are reduced, by name."""
+    return {
+        name: Variant(
+            scorer=name,
+            labels="gt" if name == "tfidf" or name.startswith("redi_") else "",
+            budget=run.config.budget,
+        )
+        for name in SCORES
+    }
 
 
 def classifiers(run: Run) -> list[str]:
@@ -40,109 +61,145 @@ def native_classes(run: Run) -> tuple[list[int], str]:
     return head_classes(run.training.class_names, names, file)
 
 
-def prediction_key(run: Run, classifier: str, row: str) -> dict[str, Any]:
-    reducer = {} if row == "dense" else {"budget": asdict(run.config.budget)}
-    scores = run.digest("scores/dense" if row == "dense" else f"scores/{row}")
+def score_maps(run: Run) -> ScoreMaps:
+    columns = torch.tensor(native_classes(run)[0]) if "native" in classifiers(run) else None
+    return ScoreMaps(run, columns)
+
+
+def prediction_key(
+    run: Run, maps: ScoreMaps, classifier: str, variant: Variant, user: str = ""
+) -> dict[str, Any]:
+    """``user`` is the digest of the file that a user's own reducer comes from."""
     if classifier == "probe":
         head: dict[str, Any] = {"probe": run.digest("probe"), "features": run.config.probe.features}
     else:
-        classes, _ = native_classes(run)
-        head = {"native": classes}
-    return run.key("evaluate", "val", row=row, scores=scores, **head, **reducer)
+        assert maps.native_columns is not None
+        head = {"native": maps.native_columns.tolist()}
+    return run.key(
+        "evaluate",
+        "val",
+        variant=variant.to_dict(),
+        scores=maps.inputs(variant),
+        seed=run.config.seed,
+        user=user,
+        **head,
+    )
 
 
 def prediction_name(classifier: str, row: str) -> str:
     return f"predictions/{classifier}/{row}"
 
 
-def missing_rows(run: Run) -> list[tuple[str, str]]:
-    """(classifier, row) pairs whose predictions are not there or not current."""
+def missing_rows(
+    run: Run, maps: ScoreMaps, variants: Sequence[Variant], catalogue: Catalogue
+) -> list[tuple[str, Variant]]:
+    """(classifier, variant) pairs whose predictions are not there or not current."""
     return [
-        (classifier, row)
+        (classifier, variant)
         for classifier in classifiers(run)
-        for row in ("dense", *SCORES)
-        if not run.current(prediction_name(classifier, row), prediction_key(run, classifier, row))
+        for variant in variants
+        if not run.current(
+            prediction_name(classifier, variant.name(run.config.budget)),
+            prediction_key(run, maps, classifier, variant, catalogue.digest(variant)),
+        )
     ]
 
 
 def evaluate_done(run: Run) -> bool:
-    return probe_done(run) and score_done(run) and not missing_rows(run)
+    if not (probe_done(run) and score_done(run)):
+        return False
+    rows = [DENSE, *paper_rows(run).values()]
+    return not missing_rows(run, score_maps(run), rows, catalogue({}, {}, {}))
 
 
 def predict(run: Run) -> None:
-    missing = run.ranks.share(lambda: missing_rows(run))
-    keys = {
-        (name, row): prediction_key(run, name, row)
-        for name in classifiers(run)
-        for row in ("dense", *SCORES)
-    }
-    columns = torch.tensor(native_classes(run)[0]) if "native" in classifiers(run) else None
+    """The paper's rows."""
+    predict_variants(run, [DENSE, *paper_rows(run).values()], catalogue({}, {}, {}))
 
+
+def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) -> None:
+    """Predictions of all variants for all classifiers of the run, as far as they are missing."""
+    maps = score_maps(run)
+    missing = run.ranks.share(
+        lambda: [
+            (classifier, variant.to_dict())
+            for classifier, variant in missing_rows(run, maps, variants, known)
+        ]
+    )
+    rows = [(classifier, Variant.from_dict(content)) for classifier, content in missing]
     if run.ranks.is_main:
-        dense = run.load("scores/dense")
-        for classifier, row in missing:
-            if row != "dense":
-                continue
-            if classifier == "probe":
-                logits = load_probe(run).logits(dense["features"].to(run.device))
-            else:
-                logits = dense["native_logits"]
-            _save(
-                run,
-                classifier,
-                row,
-                keys,
-                _rows(logits),
-                dense["labels"],
-                dense["indices"],
-                columns,
-            )
-    lacking = {name for name, row in missing if row != "dense"}
-    unfinished = [name for name in classifiers(run) if name in lacking]
-    if unfinished:
-        _predict_reduced(run, unfinished, keys, columns)
+        for classifier, variant in rows:
+            if not variant.reducer:
+                _save_dense(run, maps, known, classifier)
+    jobs = _jobs([row for row in rows if row[1].reducer])
+    for at in range(0, len(jobs), GROUP):
+        group = jobs[at : at + GROUP]
+        name = (
+            "evaluate" if len(jobs) <= GROUP else f"rows {at + 1}-{at + len(group)} of {len(jobs)}"
+        )
+        _predict_group(run, maps, known, group, name)
+        run.ranks.wait()
+        run.passes.discard(name)
     run.ranks.wait()
-    run.passes.discard("evaluate")
 
 
-def _predict_reduced(
-    run: Run,
-    unfinished: list[str],
-    keys: Mapping[tuple[str, str], artifacts.Key],
-    columns: Tensor | None,
+@dataclass(frozen=True)
+class _Job:
+    """One reduced forward, and the classifiers that read it."""
+
+    variant: Variant
+    classifiers: tuple[str, ...]
+
+
+def _jobs(rows: Sequence[tuple[str, Variant]]) -> list[_Job]:
+    """Classifiers share a forward unless the score itself depends on the classifier."""
+    jobs: dict[tuple[Variant, str], list[str]] = {}
+    for classifier, variant in rows:
+        own = classifier if variant.labels in FROM_CLASSIFIER else ""
+        jobs.setdefault((variant, own), []).append(classifier)
+    return [_Job(variant, tuple(names)) for (variant, _), names in jobs.items()]
+
+
+def _predict_group(
+    run: Run, maps: ScoreMaps, known: Catalogue, jobs: Sequence[_Job], name: str
 ) -> None:
-    """Every score, for the classifiers that lack one: which is missing may change from run to run,
-    and parts of a killed run must still fit."""
     backbone = run.backbone
-    probe = load_probe(run) if "probe" in unfinished else None
-    stored = {row: run.load(f"scores/{row}") for row in SCORES}
-    scored = stored["random"]["indices"].tolist()
+    probe = load_probe(run) if any("probe" in job.classifiers for job in jobs) else None
+    dense = {name: maps.dense_logits(name) for job in jobs for name in job.classifiers}
+    scores = [maps.map(job.variant, job.classifiers[0]) for job in jobs]
+    scored = run.load("scores/dense")["indices"].tolist()
     place = {index: at for at, index in enumerate(scored)}
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         at = torch.tensor([place[index] for index in batch.indices])
         pixels = batch.pixels[:, 0].to(run.device)
-        tokens = backbone.embed(backbone.preprocessing.normalise(pixels))
+        begun = {0: backbone.embed(backbone.preprocessing.normalise(pixels))}
         found = {"labels": batch.labels}
-        for row in SCORES:
-            scores = stored[row]["scores"][at].float().to(run.device)
-            reduction = reduce(tokens.patches, scores, run.config.budget, tokens.grid)
-            hidden = backbone.encode(tokens.reduced(reduction))
+        for number, (job, stored) in enumerate(zip(jobs, scores, strict=True)):
+            given = None if stored is None else stored[at].to(run.device)
+            hidden = forward(backbone, known, job.variant, given, begun)
             normed = backbone.final_norm(hidden)
-            if probe is not None:
-                read = hidden if run.config.probe.features == "prenorm" else normed
-                feature = image_feature(read, backbone.prefix)
-                found |= _named(f"probe/{row}", _rows(probe.logits(feature)))
-            if "native" in unfinished:
-                assert backbone.head is not None
-                logits = backbone.head.classify(backbone.model, normed, backbone.prefix)
-                found |= _named(f"native/{row}", _rows(logits))
+            for classifier in job.classifiers:
+                if classifier == "probe":
+                    assert probe is not None
+                    read = hidden if run.config.probe.features == "prenorm" else normed
+                    logits = probe.logits(image_feature(read, backbone.prefix))
+                else:
+                    assert backbone.head is not None
+                    logits = backbone.head.classify(backbone.model, normed, backbone.prefix)
+                for field, tensor in _record(logits.cpu(), dense[classifier][at]).items():
+                    found[f"{number}/{classifier}/{field}"] = tensor
         return found
 
-    rows = [(classifier, row) for classifier in unfinished for row in SCORES]
-    key = run.key("evaluate", "val", rows={"/".join(pair): keys[pair] for pair in rows})
-    work = Pass("evaluate", run.dataset(run.validation), step, indices=scored)
-    outcome = run.passes.run(work, key)
+    keys = {
+        (number, classifier): prediction_key(
+            run, maps, classifier, job.variant, known.digest(job.variant)
+        )
+        for number, job in enumerate(jobs)
+        for classifier in job.classifiers
+    }
+    key = run.key("evaluate", "val", rows=[[c, keys[n, c]] for n, c in keys])
+    outcome = run.passes.run(Pass(name, run.dataset(run.validation), step, indices=scored), key)
     if outcome is None:
         return
     if outcome.skipped:
@@ -150,37 +207,112 @@ def _predict_reduced(
             f"{outcome.skipped[0][1]} It could be decoded when its scores were made: restore the file, "
             f"delete {run.folder / 'partial'} and run again."
         )
-    for classifier, row in rows:
-        best = {name: outcome.rows[f"{classifier}/{row}/{name}"] for name in ("top5", "logits")}
-        indices = torch.tensor(outcome.indices)
-        _save(run, classifier, row, keys, best, outcome.rows["labels"], indices, columns)
+    for (number, classifier), row_key in keys.items():
+        prefix = f"{number}/{classifier}/"
+        record = {
+            field.removeprefix(prefix): tensor
+            for field, tensor in outcome.rows.items()
+            if field.startswith(prefix)
+        }
+        record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
+        _save(run, maps, known, classifier, jobs[number].variant, record, row_key)
 
 
-def _rows(logits: Tensor) -> dict[str, Tensor]:
+def forward(
+    backbone: Backbone,
+    known: Catalogue,
+    variant: Variant,
+    scores: Tensor | None,
+    begun: dict[int, Tokens],
+) -> Tensor:
+    """The final sequence, before the norm, of a reduced variant.
+
+    ``begun`` holds the dense tokens after some blocks, block 0 at least, and is added to: variants
+    that start from the same block share it.
+    """
+    tokens = begun[0]
+    reducer = known.reducers[variant.reducer]
+    if not isinstance(reducer, OneShot):
+        return backbone.encode_progressively(tokens, reducer, variant.schedule, scores).hidden
+    if variant.after not in begun:
+        hidden = backbone.encode(tokens, stop=variant.after)
+        begun[variant.after] = tokens.advanced(hidden)
+    tokens = begun[variant.after]
+    if scores is None:
+        scores = tokens.patches.new_zeros(tokens.patches.shape[:2])
+    reduction = _apply(reducer, variant, tokens, scores, variant.reducer in known.digests)
+    return backbone.encode(tokens.reduced(reduction), start=variant.after)
+
+
+def _apply(
+    reducer: OneShot, variant: Variant, tokens: Tokens, scores: Tensor, foreign: bool
+) -> Reduction:
+    """What a user's reducer does wrong is said in one line."""
+    assert tokens.grid is not None
+    if not foreign:
+        return reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
+    promised = reducer.tokens(variant.budget, tokens.grid)
+    try:
+        reduction = reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
+        if reduction.tokens.shape[1] != promised:
+            raise InvalidInput(f"it promised {promised} tokens, not {reduction.tokens.shape[1]}")
+        return reduction
+    except Exception as error:  # whatever the user's function raises
+        raise InvalidInput(
+            f"The reducer {variant.reducer!r} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _save_dense(run: Run, maps: ScoreMaps, known: Catalogue, classifier: str) -> None:
+    stored = run.load("scores/dense")
+    logits = maps.dense_logits(classifier)
+    record = {
+        **_record(logits, logits),
+        "labels": stored["labels"],
+        "indices": stored["indices"],
+    }
+    key = prediction_key(run, maps, classifier, DENSE)
+    _save(run, maps, known, classifier, DENSE, record, key)
+
+
+def _record(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
+    """What is kept of an image: enough for any later test, without running it again."""
     classes, values = top5(logits)
-    return {"top5": classes, "logits": values}
-
-
-def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+    return {"top5": classes, "logits": values, "divergence": divergence(dense, logits)}
 
 
 def _save(
     run: Run,
+    maps: ScoreMaps,
+    known: Catalogue,
     classifier: str,
-    row: str,
-    keys: Mapping[tuple[str, str], artifacts.Key],
-    best: Mapping[str, Tensor],
-    labels: Tensor,
-    indices: Tensor,
-    columns: Tensor | None,
+    variant: Variant,
+    record: Mapping[str, Tensor],
+    key: artifacts.Key,
 ) -> None:
     """Labels are stored in the classifier's own numbering, so that Top-5 compares directly."""
+    labels = record["labels"]
     if classifier == "native":
-        assert columns is not None
-        labels = columns[labels]
+        assert maps.native_columns is not None
+        labels = maps.native_columns[labels]
+    tokens, cost = measure(run, known, variant)
     artifacts.save(
-        run.path(prediction_name(classifier, row)),
-        {**best, "labels": labels, "indices": indices},
-        keys[classifier, row],
+        run.path(prediction_name(classifier, variant.name(run.config.budget))),
+        {**record, "labels": labels},
+        key,
+        variant=asdict(variant),
+        tokens=tokens,
+        cost=cost,
     )
+
+
+def measure(run: Run, known: Catalogue, variant: Variant) -> tuple[int, float]:
+    """(tokens after the last block, prefix included; analytic cost relative to dense)."""
+    on = Geometry.of(run.backbone)
+    if not variant.reducer:
+        return on.prefix + on.patches, 1.0
+    reducer = known.reducers[variant.reducer]
+    if isinstance(reducer, OneShot):
+        left = reducer.tokens(variant.budget, on.grid)
+        return on.prefix + left, one_shot_cost(reducer, variant.budget, variant.after, on)
+    return on.prefix + variant.schedule[-1], schedule_cost(reducer, variant.schedule, on)

@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi import artifacts
 from redi.backbone import AttentionScores
+from redi.corpus import corpus_map, tfidf_term
 from redi.errors import CorpusError
 from redi.loader import Batch
 from redi.passes import Pass
 from redi.probe import image_feature
 from redi.run import ATTENTION_SCORES, SCORES, Run
 from redi.score import hybrid
+from redi.scorers import random_scores
 from redi.stages.tfidf import tfidf_done
-from redi.tfidf import lookup
-from redi.views import View, aggregate, align_views
 from redi.vocabulary import dot_products
 
 
@@ -51,7 +50,8 @@ def _outputs() -> list[str]:
 def make_scores(run: Run) -> None:
     key = score_key(run)
     backbone = run.backbone
-    table = run.load("tfidf")["table"].to(run.device)
+    stored = run.load("tfidf")
+    term = tfidf_term({name: tensor.to(run.device) for name, tensor in stored.items()})
     centroids = run.load("vocabulary")["centroids"].to(run.device)
     figure_words = run.load("analysis/codebooks")[f"block{backbone.depth}/centroids"].to(run.device)
 
@@ -65,9 +65,8 @@ def make_scores(run: Run) -> None:
             words.append(dot_products(hidden[:, backbone.prefix :], centroids).argmax(dim=-1))
             if view == 0:
                 final, maps = hidden, attention.maps()
-        tfidf = corpus_map(
-            table, torch.stack(words, dim=1), batch.labels.to(run.device), batch.views
-        )
+        weights = term.table[batch.labels.to(run.device)]
+        tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
         maps["random"] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(
             run.device
         )
@@ -108,26 +107,3 @@ def make_scores(run: Run) -> None:
         artifacts.save(run.path("scores/dense"), {**common, **dense}, key, skipped=outcome.skipped)
     run.ranks.wait()
     run.passes.discard(name)
-
-
-def corpus_map(
-    table: Float[Tensor, "classes words"],
-    words: Int[Tensor, "batch views patches"],
-    labels: Int[Tensor, " batch"],
-    views: list[tuple[View, ...]],
-) -> Float[Tensor, "batch patches"]:
-    """The validation TF-IDF map: look up each view, align it to the first, aggregate."""
-    looked_up = torch.stack(
-        [lookup(table, words[:, view], labels) for view in range(words.shape[1])], dim=1
-    )
-    values, valid = align_views(looked_up, views)
-    return aggregate(values, valid)
-
-
-def random_scores(seed: int, indices: list[int], patches: int) -> Float[Tensor, "batch patches"]:
-    """Uniform noise from (seed, index) alone."""
-    rows = []
-    for index in indices:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-        rows.append(torch.rand(patches, generator=generator))
-    return torch.stack(rows)

@@ -1,0 +1,174 @@
+"""Paired statistics of a bench: two rows on the same images, and the correction for many rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, erfc, sqrt
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from redi.checks import require_axes, require_finite, require_float, require_same_shape
+from redi.errors import InvalidInput
+
+#: The normal quantile of a 95 % interval.
+Z = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Percent points of Top-1, first minus second."""
+
+    delta: float
+    interval: tuple[float, float]  # 95 %, percentiles of the resampled differences
+    p_value: float
+
+
+def wilson(correct: int, images: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion, in percent."""
+    share = correct / images
+    centre = share + Z**2 / (2 * images)
+    spread = Z * sqrt(share * (1 - share) / images + Z**2 / (4 * images**2))
+    scale = 100 / (1 + Z**2 / images)
+    return scale * (centre - spread), scale * (centre + spread)
+
+
+def paired_interval(gained: int, lost: int, images: int) -> tuple[float, float]:
+    """Wald's 95 % interval of a difference of paired proportions, in percent points."""
+    difference = (gained - lost) / images
+    spread = Z * sqrt((gained + lost) / images - difference**2) / sqrt(images)
+    return 100 * (difference - spread), 100 * (difference + spread)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided exact McNemar test: could so uneven a split of the changed images be a fair coin?
+
+    Beyond 2,000 changed images the normal approximation with continuity correction is used, which
+    then agrees to half a percent of p.
+    """
+    changed = gained + lost
+    if changed == 0:
+        return 1.0
+    if changed > 2000:
+        z = max(abs(gained - lost) - 1, 0) / sqrt(changed)
+        return erfc(z / sqrt(2))
+    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
+    return float(min(1.0, 2 * tail / 2**changed))
+
+
+def paired_bootstrap(
+    first: Bool[Tensor, " images"],
+    second: Bool[Tensor, " images"],
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Bootstrap over images of d = mean_i (first_i - second_i), where 1 is right and 0 is wrong.
+
+    The difference of a resample depends only on how many of its images are gained (+1), lost (-1)
+    and unchanged (0), which is a multinomial draw with the observed shares: no image is drawn.
+
+    The p-value is two-sided and that of the centred bootstrap, which moves the resampled d* to the
+    null hypothesis of no difference: p = (k + 1) / (resamples + 1), where k counts |d* - d| >= |d|.
+    The interval is not centred, so close to p = 0.05 it need not agree on whether 0 is possible.
+    """
+    require_axes(first, "images", "The first row")
+    require_same_shape(first, second, "The rows to compare")
+    if first.dtype != torch.bool or second.dtype != torch.bool:
+        raise InvalidInput(
+            f"The rows must say right or wrong as booleans, not {first.dtype} and {second.dtype}."
+        )
+    if resamples < 1:
+        raise InvalidInput(f"resamples must be at least 1, not {resamples}.")
+    images = len(first)
+    gained, lost = int((first & ~second).sum()), int((~first & second).sum())
+    shares = np.array([gained, lost, images - gained - lost]) / images
+    counts = np.random.default_rng(seed).multinomial(images, shares, size=resamples)
+    net, resampled = gained - lost, counts[:, 0] - counts[:, 1]
+    low, high = np.quantile(resampled, [0.025, 0.975]) * 100 / images
+    # In whole images, where >= is exact.
+    extreme = int((np.abs(resampled - net) >= abs(net)).sum())
+    return Bootstrap(100 * net / images, (float(low), float(high)), (extreme + 1) / (resamples + 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm-Bonferroni adjusted p-values of m tests, in the order given.
+
+    With p_(1) <= ... <= p_(m): adjusted_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)). Rejecting what
+    is at most alpha keeps the chance of any false rejection to alpha, however the tests depend.
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        raise InvalidInput(f"p-values must lie in 0 to 1, but are {list(p_values)}.")
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, test in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[test]))
+        adjusted[test] = highest
+    return adjusted
+
+
+def spearman(
+    first: Float[Tensor, "images patches"], second: Float[Tensor, "images patches"]
+) -> Float[Tensor, " images"]:
+    """Spearman's rank correlation of two score maps, image by image.
+
+    rho = sum_i r_i s_i / sqrt(sum_i r_i^2 sum_i s_i^2) with r, s the centred ranks; equal scores get
+    the average of their ranks. A constant map orders nothing: its correlation is set to 0.
+    """
+    _check(first, second, "images patches", "Score maps")
+    r, s = _centred_ranks(first), _centred_ranks(second)
+    # Whole numbers: the sums are exact, and the root is 0 or at least 1.
+    norm = ((r * r).sum(dim=1).double() * (s * s).sum(dim=1)).sqrt()
+    return ((r * s).sum(dim=1) / norm.clamp(min=1)).float()
+
+
+def keep_overlap(
+    first: Float[Tensor, "images patches"], second: Float[Tensor, "images patches"], keep: int
+) -> Float[Tensor, " images"]:
+    """|K_1 and K_2| / keep, where K are the ``keep`` best patches; chance gives keep / patches.
+
+    Ties as in :func:`redi.reduction.reduce`: raster order wins, so two constant maps overlap fully.
+    """
+    _check(first, second, "images patches", "Score maps")
+    if not 1 <= keep <= first.shape[1]:
+        raise InvalidInput(f"keep must be 1 to {first.shape[1]} patches, not {keep}.")
+    best, other = (
+        scores.argsort(dim=1, descending=True, stable=True)[:, :keep] for scores in (first, second)
+    )
+    kept = torch.zeros_like(first, dtype=torch.bool).scatter(1, best, True)
+    return kept.gather(1, other).float().mean(dim=1)
+
+
+def agreement(first_best: Int[Tensor, " images"], second_best: Int[Tensor, " images"]) -> float:
+    """Percent of images for which two rows predict the same class, right or wrong."""
+    require_axes(first_best, "images", "Predictions")
+    require_same_shape(first_best, second_best, "The predictions to compare")
+    return 100 * int((first_best == second_best).sum()) / len(first_best)
+
+
+def divergence(
+    dense_logits: Float[Tensor, "images classes"], logits: Float[Tensor, "images classes"]
+) -> Float[Tensor, " images"]:
+    """KL(p || q) = sum_c p_c (log p_c - log q_c) in nats: p from the dense logits, q reduced.
+
+    In FP32 whatever the precision of the logits; what rounding leaves below zero is zero.
+    """
+    _check(dense_logits, logits, "images classes", "Logits")
+    dense, reduced = (log_softmax(x.float(), dim=1) for x in (dense_logits, logits))
+    return kl_div(reduced, dense, reduction="none", log_target=True).sum(dim=1).clamp(min=0)
+
+
+def _centred_ranks(scores: Float[Tensor, "images patches"]) -> Int[Tensor, "images patches"]:
+    """Twice the average rank, less its mean: #lower + #lower-or-equal - patches, in whole numbers."""
+    scores = scores.contiguous()
+    ordered = scores.sort(dim=1).values
+    lower = torch.searchsorted(ordered, scores)
+    return lower + torch.searchsorted(ordered, scores, right=True) - scores.shape[1]
+
+
+def _check(first: Tensor, second: Tensor, axes: str, name: str) -> None:
+    require_axes(first, axes, name)
+    require_same_shape(first, second, name)
+    for values in (first, second):
+        require_float(values, name)
+        require_finite(values, name)
