@@ -118,26 +118,28 @@ def predict(run: Run) -> None:
 
 
 def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) -> None:
-    """Predictions of all variants for all classifiers of the run, as far as they are missing."""
+    """Predictions of all variants for all classifiers of the run, as far as they are missing.
+
+    A group with a missing row is run whole, so that what a killed run has done of it still fits.
+    """
     maps = score_maps(run)
-    missing = run.ranks.share(
-        lambda: [
-            (classifier, variant.to_dict())
-            for classifier, variant in missing_rows(run, maps, variants, known)
-        ]
+    names = [(classifier, variant) for classifier in classifiers(run) for variant in variants]
+    found = run.ranks.share(
+        lambda: [names.index(row) for row in missing_rows(run, maps, variants, known)]
     )
-    rows = [(classifier, Variant.from_dict(content)) for classifier, content in missing]
+    missing = {names[number] for number in found}
     if run.ranks.is_main:
-        for classifier, variant in rows:
+        for classifier, variant in missing:
             if not variant.reducer:
                 _save_dense(run, maps, known, classifier)
-    jobs = _jobs([row for row in rows if row[1].reducer])
+    jobs = _jobs([row for row in names if row[1].reducer])
     for at in range(0, len(jobs), GROUP):
         group = jobs[at : at + GROUP]
-        name = (
-            "evaluate" if len(jobs) <= GROUP else f"rows {at + 1}-{at + len(group)} of {len(jobs)}"
-        )
-        _predict_group(run, maps, known, group, name)
+        if not any((name, job.variant) in missing for job in group for name in job.classifiers):
+            continue
+        many = len(jobs) > GROUP
+        name = f"rows {at + 1}-{at + len(group)} of {len(jobs)}" if many else "evaluate"
+        _predict_group(run, maps, known, group, missing, name)
         run.ranks.wait()
         run.passes.discard(name)
     run.ranks.wait()
@@ -161,7 +163,12 @@ def _jobs(rows: Sequence[tuple[str, Variant]]) -> list[_Job]:
 
 
 def _predict_group(
-    run: Run, maps: ScoreMaps, known: Catalogue, jobs: Sequence[_Job], name: str
+    run: Run,
+    maps: ScoreMaps,
+    known: Catalogue,
+    jobs: Sequence[_Job],
+    missing: set[tuple[str, Variant]],
+    name: str,
 ) -> None:
     backbone = run.backbone
     probe = load_probe(run) if any("probe" in job.classifiers for job in jobs) else None
@@ -208,6 +215,8 @@ def _predict_group(
             f"delete {run.folder / 'partial'} and run again."
         )
     for (number, classifier), row_key in keys.items():
+        if (classifier, jobs[number].variant) not in missing:
+            continue
         prefix = f"{number}/{classifier}/"
         record = {
             field.removeprefix(prefix): tensor
