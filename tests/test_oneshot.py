@@ -51,8 +51,8 @@ def weighted_mean(patches: Tensor, members: list[int], weights: list[float]) -> 
 
 def naive_prune(patches: Tensor, scores: Tensor, count: int) -> Reduction:
     kept = set(best_first(scores)[:count])
-    source = [DROPPED] * len(patches)
-    tokens, positions = [], []
+    tokens: list[list[float]] = []
+    positions, source = [], [DROPPED] * len(patches)
     for i in range(len(patches)):
         if i in kept:
             source[i] = len(tokens)
@@ -67,7 +67,8 @@ def naive_fuse(patches: Tensor, scores: Tensor, count: int) -> Reduction:
         return naive_prune(patches, scores, count)
     rest = best_first(scores)[count - 1 :]
     omega = [max(float(scores[i]), 0.0) + 1e-4 for i in rest]
-    tokens, positions, source = [], [], [count - 1] * len(patches)
+    tokens: list[list[float]] = []
+    positions, source = [], [count - 1] * len(patches)
     for i in range(len(patches)):
         if i not in rest:
             source[i] = len(tokens)
@@ -80,7 +81,8 @@ def naive_fuse(patches: Tensor, scores: Tensor, count: int) -> Reduction:
 
 def naive_pool(patches: Tensor, grid: Grid, cells: Grid) -> Reduction:
     rows, columns = grid
-    tokens, positions, source = [], [], [DROPPED] * len(patches)
+    tokens: list[list[float]] = []
+    positions, source = [], [DROPPED] * len(patches)
     for cell_row in range(cells[0]):
         for cell_column in range(cells[1]):
             down = [r for r in range(rows) if r * cells[0] // rows == cell_row]
@@ -318,7 +320,7 @@ def test_it_is_traced_whole_and_once_for_all_batch_sizes(reducer: OneShot) -> No
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(reducer.reduce, fullgraph=True, backend=counter)
-    compilations = []
+    compilations: list[int] = []
     for batch in (3, 3, 2, 5, 4):
         patches, scores = random_case((6, 6), seed=len(compilations), batch=batch)
         result = compiled(patches, scores, Budget(), (6, 6))

@@ -180,6 +180,80 @@ def demo(
 
 
 @app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")],
+    study: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="scorers, reducers (equal tokens), costs (equal cost), sweep, ablations; all "
+            "without it. May be given more than once, as all options below."
+        ),
+    ] = None,
+    scorer: Annotated[
+        list[str] | None,
+        typer.Option(help="A score of your own grid: mass, redi_cls_mean, mass@4, my.py:name."),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(help="gt (an oracle), predicted, posterior, shuffled, other or none."),
+    ] = None,
+    reducer: Annotated[
+        list[str] | None,
+        typer.Option(help="keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, ..."),
+    ] = None,
+    keep: Annotated[list[float] | None, typer.Option(help="Keep rate, 0 to 1.")] = None,
+    cost: Annotated[
+        list[float] | None, typer.Option(help="Or a cost relative to dense, 0 to 1.")
+    ] = None,
+    after: Annotated[
+        list[int] | None, typer.Option(help="Blocks before a one-shot reducer (0).")
+    ] = None,
+    against: Annotated[str, typer.Option(help="Name of the row to compare with.")] = "",
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a forward.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode images.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Every score and every reducer on one run, with paired statistics.
+
+    Examples: `redi compare runs/demo` for all studies, `redi compare runs/demo --study scorers`,
+    `redi compare runs/demo --scorer redi_mass --labels predicted --reducer prune --reducer tome
+    --cost 0.55 --cost 0.65`, `redi compare runs/demo --scorer my.py:contrast`.
+
+    Killed or stopped, the same command goes on where it was. Writes compare.json, compare.md and
+    curves.png into the run folder and adds its rows to results.json.
+    """
+    from redi.compare.run import compare as measure
+    from redi.compare.run import configuration
+    from redi.compare.studies import STUDIES, Request
+    from redi.config import overlay
+
+    runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
+    config = overlay(configuration(run), _given({"runtime": runtime}), "options").checked()
+    asked = {
+        "scorers": scorer,
+        "labels": labels,
+        "reducers": reducer,
+        "keeps": keep,
+        "costs": cost,
+        "after": after,
+    }
+    request = Request(**_given(asked)) if scorer or reducer else None
+    studies = study or ([] if request else list(STUDIES))
+    try:
+        bundle = measure(config, studies, request, against, dry_run)
+    except KeyboardInterrupt:
+        typer.echo("redi: stopped; the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
+    if bundle is not None:
+        from redi.report.compare import publish
+
+        for path in publish(run, bundle):
+            typer.echo(f"written: {path}")
+
+
+@app.command()
 def cost(
     patches: Annotated[int, typer.Option(help="Patches of one image.")] = 196,
     prefix: Annotated[int, typer.Option(help="CLS, register and distillation tokens.")] = 5,

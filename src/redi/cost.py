@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redi.errors import InvalidInput
-from redi.reduction import Budget
+from redi.reduction.budget import Budget
 
 
 def block_cost(tokens: int, width: int) -> int:

@@ -14,8 +14,8 @@ one before; ``--cache fp16`` trades them for disk.
 """
 
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,21 +79,29 @@ def execute(config: RunConfig, until: str = "analysis", dry_run: bool = False) -
     Stages whose artefacts are current are skipped. The same call under torchrun shares every pass
     between the processes.
     """
+    with open_run(config, writing=not dry_run) as run:
+        if not dry_run:
+            return run_stages(run, until)
+        if run.ranks.is_main:
+            _print_plan(run)
+        return None
+
+
+@contextmanager
+def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
+    """A run with its processes and its device; locked against others where it is written to."""
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     device = choose_device(config.runtime.device)
     with join_ranks(device) as ranks:
         run = Run(config, ranks, device)
-        if dry_run:
-            if ranks.is_main:
-                _print_plan(run)
-            return None
-        with lock(run.folder) if ranks.is_main else nullcontext():
-            return _execute(run, until)
+        with lock(run.folder) if writing and ranks.is_main else nullcontext():
+            yield run
 
 
 @torch.no_grad()
-def _execute(run: Run, until: str) -> Results | None:
+def run_stages(run: Run, until: str = "analysis") -> Results | None:
+    """The stages up to ``until`` in an open run."""
     if run.ranks.is_main:
         run.claim()
         _warn_about_classes(run)

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ class Row:
     images: int
     agreement: float  # percent of images whose Top-1 is that of dense, right or wrong
     divergence: float  # mean KL divergence from dense's distribution, nats
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Row":
+        """From JSON, which knows no tuples."""
+        return cls(
+            **{**content, **{k: tuple(content[k]) for k in ("top1_interval", "delta_interval")}}
+        )
 
 
 @dataclass(frozen=True)
@@ -147,10 +155,7 @@ def read_results(folder: Path) -> Results:
     path = folder / "results.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            Row(**{**row, **{k: tuple(row[k]) for k in ("top1_interval", "delta_interval")}})
-            for row in content.pop("rows")
-        ]
+        rows = [Row.read(row) for row in content.pop("rows")]
         return Results(rows, [CostRow(**cost) for cost in content.pop("costs")], **content)
     except FileNotFoundError:
         raise ArtifactError(

@@ -97,6 +97,7 @@ PROGRESSIVE: dict[str, Progressive] = {
     "evit": Progressive(
         evit,
         thrice,
+        scored=True,
         proportional=False,
         products=lambda before, after, width, head_dim: (before + before - after) * width,
     ),

@@ -62,6 +62,7 @@ class Progressive:
     step: Callable[[Inside, int], Reduction]
     #: (patches, depth, strength of 0 to 1) -> patch tokens that leave each block.
     schedule: Callable[[int, int, float], Schedule]
+    scored: bool = False  # whether it looks at scores given from outside
     proportional: bool = True  # whether attention to a token grows with the log of its size
     #: Multiply-adds of one step's matrix products: (before, after, width, head_dim).
     products: Callable[[int, int, int, int], int] = lambda before, after, width, head_dim: 0

@@ -1,0 +1,214 @@
+"""The whole bench: every batch, precision and mode, or the reason why one cannot be measured here."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from time import perf_counter
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from redi import __version__
+from redi.backbone import Backbone, load_backbone
+from redi.bench.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
+from redi.bench.records import DEFINITIONS, BenchResult
+from redi.bench.variants import OPERATOR, SIZES, Variant, random_backbone, variants
+from redi.distributed import choose_device
+from redi.errors import ConfigError
+from redi.progress import say
+from redi.reduction import ONE_SHOT, PROGRESSIVE
+from redi.reduction.budget import Budget
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MODES = ("eager", "compile")
+BATCHES = (1, 8, 32)
+MORE_BATCHES = (64, 128)  # on a GPU
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured. Empty (or 0) means the default, which ``quick`` makes small."""
+
+    backbone: str = ""  # Hub name or folder; empty: random weights of a size
+    size: str = ""  # tiny, small or base
+    reducers: tuple[str, ...] = ()  # of ONE_SHOT and PROGRESSIVE; dense is always there
+    batches: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()  # fp32, bf16
+    modes: tuple[str, ...] = ()  # eager, compile
+    scoring: bool = True  # whether one-shot rows are also timed with the pass that scores
+    repeats: int = 0
+    limit: float = 60.0  # seconds of timing a configuration; long calls are repeated less often
+    threads: int = 0  # CPU threads of torch
+    device: str = "auto"
+    quick: bool = False  # a smoke test
+    budget: Budget = Budget()
+
+    def resolved(self, device: torch.device) -> "BenchConfig":
+        """With every choice made, or a :class:`ConfigError` about one that is impossible."""
+        if self.backbone and self.size:
+            raise ConfigError("Give a backbone or a size, not both.")
+        every = (*ONE_SHOT, *PROGRESSIVE)
+        few = (OPERATOR, PRUNE, *PROGRESSIVE)
+        batches = (*BATCHES, *MORE_BATCHES) if device.type == "cuda" else BATCHES
+        size = "tiny" if self.quick else "base"
+        plan = replace(
+            self,
+            size=self.size or ("" if self.backbone else size),
+            reducers=_once_each(self.reducers) or (few if self.quick else every),
+            batches=_once_each(self.batches) or ((1,) if self.quick else batches),
+            dtypes=_once_each(self.dtypes) or (("fp32",) if self.quick else tuple(DTYPES)),
+            modes=_once_each(self.modes) or (("eager",) if self.quick else MODES),
+            repeats=self.repeats or (FEWEST_REPEATS if self.quick else REPEATS),
+        )
+        if plan.size:
+            _require_known("size", (plan.size,), SIZES)
+        _require_known("reducer", plan.reducers, every)
+        _require_known("dtype", plan.dtypes, DTYPES)
+        _require_known("mode", plan.modes, MODES)
+        if min(plan.batches) < 1 or plan.repeats < 1 or plan.threads < 0 or not plan.limit > 0:
+            raise ConfigError(
+                "Batches and repeats must be at least 1, threads at least 0, and the time limit "
+                "more than 0 seconds."
+            )
+        return plan
+
+
+def _once_each(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _require_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(f"There is no {what} {unknown[0]!r}; there are {', '.join(known)}.")
+
+
+def run_bench(
+    config: BenchConfig,
+    *,
+    backbone: Backbone | None = None,
+    backend: Any = "inductor",
+    clock: Clock = perf_counter,
+    save: Callable[[BenchResult], object] = lambda result: None,
+) -> BenchResult:
+    """Measure every configuration; ``save`` gets what there is after each group of them.
+
+    ``backbone`` takes the place of the one in the configuration; it is copied and stays as it is.
+    ``backend`` and ``clock`` are for tests.
+    """
+    device = choose_device(config.device)
+    plan = config.resolved(device)
+    model = backbone or (
+        load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.size)
+    )
+    with _threads(plan.threads):
+        result = BenchResult([], _environment(plan, model, device), [])
+        for dtype in plan.dtypes:
+            unable = bf16_obstacle(device) if dtype == "bf16" else ""
+            copy = model if unable else deepcopy(model).to(device, DTYPES[dtype])
+            paths = variants(copy, plan.reducers, plan.scoring, plan.budget)
+            for batch, mode in product(plan.batches, plan.modes):
+                group = Group(batch, dtype, mode)
+                say(str(group))
+                compiles = mode == "compile"
+                reason = unable
+                if compiles and not reason and backend == "inductor":
+                    reason = compile_obstacle(device)
+                if reason:
+                    say(f"  skipped: {reason}")
+                    result.rows.extend(timing(path, group, note=reason) for path in paths)
+                    continue
+                timings, overheads = measure(
+                    paths,
+                    *_inputs(model, batch, device),
+                    group,
+                    repeats=plan.repeats,
+                    limit=plan.limit,
+                    backend=backend,
+                    clock=clock,
+                )
+                if compiles:
+                    torch._dynamo.reset()  # let go of the compiled functions of this group
+                result.rows.extend(timings)
+                result.overheads.extend(overheads)
+                save(result)
+    save(result)
+    return result
+
+
+def compile_obstacle(device: torch.device) -> str:
+    """Why inductor cannot work here; empty where it can."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch.utils._triton import has_triton
+
+    if device.type == "cuda" and not has_triton():
+        return "torch.compile needs Triton, which is not installed or does not know this GPU"
+    try:
+        get_cpp_compiler()
+    except Exception:  # its own error, or whatever the search stumbles over
+        return "torch.compile needs a C++ compiler, and none works here (set CXX to one)"
+    return ""
+
+
+def bf16_obstacle(device: torch.device) -> str:
+    """Why BF16 would not be computed as such here; empty where it is."""
+    if device.type == "cuda":
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "" if supported else "this GPU has no BF16"
+    known = torch.backends.mkldnn.is_available()
+    supported = known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "" if supported else "torch has no BF16 matrix products for this processor"
+
+
+def _inputs(backbone: Backbone, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = backbone.preprocessing.size
+    pixels = torch.randn(batch, 3, size, size, generator=generator)
+    scores = torch.rand(batch, (size // backbone.patch_size) ** 2, generator=generator)
+    return pixels.to(device), scores.to(device)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) -> dict[str, Any]:
+    gpu = device.type == "cuda"
+    processor = torch.cpu.get_capabilities()
+    native = any(value for name, value in processor.items() if "bf16" in name)
+    paths: Sequence[Variant] = variants(backbone, plan.reducers, False, plan.budget)
+    return {
+        "redi": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processor": torch.cuda.get_device_name(device) if gpu else processor.get("cpu_name", ""),
+        "bf16_instructions": gpu or native,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "backbone": plan.backbone or f"ViT {plan.size}, random weights",
+        "width": backbone.width,
+        "depth": backbone.depth,
+        "prefix": backbone.prefix,
+        "input": backbone.preprocessing.size,
+        "schedules": {path.row: list(path.schedule) for path in paths if path.schedule},
+        "config": json.loads(json.dumps(asdict(plan))),
+        "definitions": DEFINITIONS,
+    }

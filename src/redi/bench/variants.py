@@ -1,0 +1,180 @@
+"""The paths through a backbone that are compared: from pixels to final hidden states."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DINOv3ViTConfig, DINOv3ViTModel
+
+from redi.attention import head_mean
+from redi.backbone import Backbone, Preprocessing, Tokens, Watch
+from redi.backbone.families import FAMILIES
+from redi.backbone.loading import DEFAULT_MEAN, DEFAULT_STD
+from redi.bench.records import DENSE
+from redi.cost import block_cost
+from redi.errors import InvalidInput
+from redi.reduction import ONE_SHOT, PROGRESSIVE, OneShot, Progressive, Schedule
+from redi.reduction.budget import Budget
+from redi.reduction.schedule import relative_cost, schedule_for_cost
+from redi.score import norm01
+
+#: The paper's operator, whose analytic cost progressive reducers are set to.
+OPERATOR = "keep-merge-compress"
+#: (width, heads) of random ViTs in DINOv3's layout.
+SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+
+Pixels = Float[Tensor, "batch channels height width"]
+Scores = Float[Tensor, "batch patches"]
+Forward = Callable[[Pixels, Scores], Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A path, its analytic cost and what it leaves."""
+
+    row: str
+    scoring: bool
+    forward: Forward | None  # None where the note says why there is none
+    cost: float | None = None  # multiply-adds relative to the dense blocks
+    tokens: int | None = None  # after the last block, prefix included
+    schedule: Schedule | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.row} with scoring" if self.scoring else self.row
+
+
+def random_backbone(size: str) -> Backbone:
+    """Random weights, always the same: depth 12, patch 16, 224 px, 4 registers."""
+    width, heads = SIZES[size]
+    config = DINOv3ViTConfig(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=12,
+        num_attention_heads=heads,
+        num_register_tokens=4,
+        patch_size=16,
+        image_size=224,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DINOv3ViTModel(config)
+    preprocessing = Preprocessing(256, 224, DEFAULT_MEAN, DEFAULT_STD)
+    return Backbone(model, FAMILIES["dinov3_vit"], None, preprocessing)
+
+
+def variants(
+    backbone: Backbone, reducers: Sequence[str], scoring: bool = True, budget: Budget = Budget()
+) -> list[Variant]:
+    """Dense, then each reducer; those that look at scores also with the pass that makes them."""
+    found = [Variant(DENSE, False, _dense(backbone), 1.0, backbone.prefix + _patches(backbone))]
+    for name in reducers:
+        if name in ONE_SHOT:
+            found += _one_shot_variants(backbone, name, scoring, budget)
+        else:
+            found.append(_progressive_variant(backbone, name, budget))
+    return found
+
+
+def _one_shot_variants(
+    backbone: Backbone, name: str, scoring: bool, budget: Budget
+) -> list[Variant]:
+    reducer = ONE_SHOT[name]
+    cost, tokens = one_shot_cost(backbone, reducer, budget)
+    found = [Variant(name, False, _one_shot(backbone, reducer, budget), cost, tokens)]
+    if scoring and reducer.scored:
+        found.append(Variant(name, True, _scored(backbone, reducer, budget), cost + 1, tokens))
+    return found
+
+
+def _progressive_variant(backbone: Backbone, name: str, budget: Budget) -> Variant:
+    reducer = PROGRESSIVE[name]
+    shape = {
+        "patches": _patches(backbone),
+        "prefix": backbone.prefix,
+        "width": backbone.width,
+        "head_dim": backbone.width // int(backbone.config.num_attention_heads),
+    }
+    target, _ = one_shot_cost(backbone, ONE_SHOT[OPERATOR], budget)
+    try:
+        schedule = schedule_for_cost(reducer, target, **shape, depth=backbone.depth)
+    except InvalidInput as error:
+        return Variant(name, False, None, note=str(error))
+    cost = relative_cost(reducer, schedule, **shape)
+    forward = _progressive(backbone, reducer, schedule)
+    return Variant(name, False, forward, cost, backbone.prefix + schedule[-1], schedule)
+
+
+def one_shot_cost(backbone: Backbone, reducer: OneShot, budget: Budget) -> tuple[float, int]:
+    """Cost relative to the dense blocks, the reducer's products included, and tokens."""
+    side = backbone.preprocessing.size // backbone.patch_size
+    tokens = backbone.prefix + reducer.tokens(budget, (side, side))
+    blocks = backbone.depth * block_cost(tokens, backbone.width)
+    own = reducer.products(budget, (side, side), backbone.width)
+    dense = backbone.depth * block_cost(backbone.prefix + side * side, backbone.width)
+    return (blocks + own) / dense, tokens
+
+
+def _patches(backbone: Backbone) -> int:
+    return (backbone.preprocessing.size // backbone.patch_size) ** 2
+
+
+def _embed(backbone: Backbone, pixels: Pixels) -> Tokens:
+    """``Backbone.embed`` without its checks and its cuDNN flag, which do not compile.
+
+    (On a GPU :func:`redi.distributed.choose_device` has switched TF32 off already.)
+    """
+    hidden, rope = backbone.family.embed(backbone.encoder, pixels.to(backbone.model.dtype))
+    grid = (pixels.shape[2] // backbone.patch_size, pixels.shape[3] // backbone.patch_size)
+    return Tokens(hidden[:, : backbone.prefix], hidden[:, backbone.prefix :], rope, grid)
+
+
+def _dense(backbone: Backbone) -> Forward:
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        return backbone.encode(_embed(backbone, pixels))
+
+    return forward
+
+
+def _one_shot(backbone: Backbone, reducer: OneShot, budget: Budget) -> Forward:
+    def forward(pixels: Pixels, scores: Scores) -> Tensor:
+        tokens = _embed(backbone, pixels)
+        assert tokens.grid is not None
+        reduction = reducer.reduce(tokens.patches, scores, budget, tokens.grid)
+        return backbone.encode(tokens.reduced(reduction))
+
+    return forward
+
+
+def _scored(backbone: Backbone, reducer: OneShot, budget: Budget) -> Forward:
+    """A dense pass first: incoming mass of its last block, through the unchecked ``norm01``."""
+    last = backbone.depth - 1
+
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        tokens = _embed(backbone, pixels)
+        assert tokens.grid is not None
+        watch = Watch(head_mean, blocks=(last,))
+        backbone.encode(tokens, watch=(watch,))
+        mass = norm01(watch.value(last).mean(dim=1)[:, backbone.prefix :])
+        reduction = reducer.reduce(tokens.patches, mass, budget, tokens.grid)
+        return backbone.encode(tokens.reduced(reduction))
+
+    return forward
+
+
+def _progressive(backbone: Backbone, reducer: Progressive, schedule: Schedule) -> Forward:
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        return backbone.encode_progressively(_embed(backbone, pixels), reducer, schedule).hidden
+
+    return forward
+
+
+def compiled(forward: Forward, backend: Any = "inductor") -> Forward:
+    """One graph of fixed shapes. Isolated: rows share a Python function, but no compiled code, whose
+    guards would otherwise be tried one after the other in every call."""
+    return torch.compile(  # type: ignore[call-overload, no-any-return]  # not in its overloads
+        forward, fullgraph=True, dynamic=False, backend=backend, isolate_recompiles=True
+    )

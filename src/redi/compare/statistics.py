@@ -1,0 +1,108 @@
+"""What a study says: each row against dense and against a reference row, corrected for their number;
+and how much two rankings agree."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redi.compare.studies import Study
+from redi.evaluate import hits
+from redi.records import Row, read_row
+from redi.run import Run
+from redi.stages.evaluate import prediction_name
+from redi.stages.maps import ScoreMaps
+from redi.statistics import holm, keep_overlap, mcnemar, paired_bootstrap, spearman
+from redi.variants import Variant
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a study and its comparisons. p-values are exact McNemar tests, corrected by Holm's
+    method over the rows of the study; intervals are paired bootstraps."""
+
+    row: Row
+    p_dense: float
+    dense_interval: tuple[float, float]
+    delta_reference: float  # points of Top-1 against the reference row
+    reference_interval: tuple[float, float]
+    p_reference: float
+    spearman: float | None  # of the score with the reference row's, mean over images
+    overlap: float | None  # percent of the kept patches that the reference row keeps too
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A study measured with one classifier."""
+
+    study: str
+    title: str
+    classifier: str
+    reference: str  # name of the row
+    lines: list[Line]
+
+
+def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Comparison:
+    """Read predictions and score maps; nothing is run."""
+    default = run.config.budget
+    names = list(dict.fromkeys(variant.name(default) for variant in study.variants))
+    variants = {variant.name(default): variant for variant in study.variants}
+    correct = {name: _correct(run, classifier, name) for name in ("dense", *names)}
+    reference = study.reference.name(default)
+    correct.setdefault(reference, _correct(run, classifier, reference))
+    rows = {name: read_row(run, classifier, name) for name in names}
+    to_dense = holm([rows[name].p_value for name in names])
+    others = [name for name in names if name != reference]
+    tests = [_mcnemar(correct[name], correct[reference]) for name in others]
+    to_reference = dict(zip(others, holm(tests), strict=True))
+    ranking = maps.map(study.reference, classifier)
+    keep, _, _ = default.counts(ranking.shape[1]) if ranking is not None else (0, 0, 0)
+    lines = []
+    for name, p_dense in zip(names, to_dense, strict=True):
+        against = paired_bootstrap(correct[name], correct[reference])
+        rho, overlap = _agreement(maps, variants[name], classifier, ranking, keep)
+        lines.append(
+            Line(
+                row=rows[name],
+                p_dense=p_dense,
+                dense_interval=paired_bootstrap(correct[name], correct["dense"]).interval,
+                delta_reference=against.delta,
+                reference_interval=against.interval,
+                p_reference=to_reference.get(name, 1.0),
+                spearman=rho,
+                overlap=overlap,
+            )
+        )
+    return Comparison(study.name, study.title, classifier, reference, lines)
+
+
+def _correct(run: Run, classifier: str, name: str) -> Tensor:
+    found = run.load(prediction_name(classifier, name))
+    return hits(found["top5"], found["labels"])[0]
+
+
+def _mcnemar(first: Tensor, second: Tensor) -> float:
+    return mcnemar(int((first & ~second).sum()), int((~first & second).sum()))
+
+
+def _agreement(
+    maps: ScoreMaps, variant: Variant, classifier: str, ranking: Tensor | None, keep: int
+) -> tuple[float | None, float | None]:
+    scores = maps.map(variant, classifier)
+    if scores is None or ranking is None:
+        return None, None
+    rho = spearman(scores, ranking).mean().item()
+    return rho, 100 * keep_overlap(scores, ranking, keep).mean().item()
+
+
+def ranking_matrix(
+    maps: ScoreMaps, variants: list[Variant], classifier: str, keep: int
+) -> tuple[Tensor, Tensor]:
+    """(Spearman, overlap in percent) between all pairs of score maps, means over the images."""
+    found = [scores for v in variants if (scores := maps.map(v, classifier)) is not None]
+    rho, overlap = torch.eye(len(found)), 100 * torch.eye(len(found))
+    for i, first in enumerate(found):
+        for j, second in enumerate(found[:i]):
+            rho[i, j] = rho[j, i] = spearman(first, second).mean()
+            overlap[i, j] = overlap[j, i] = 100 * keep_overlap(first, second, keep).mean()
+    return rho, overlap

@@ -1,0 +1,255 @@
+"""Which rows are compared: ready-made studies, and any grid a user asks for.
+
+A study is a list of variants with a title and a reference row to compare with, beside dense.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+
+from redi.config import VocabularyConfig
+from redi.corpus import LABEL_SOURCES, TERMS
+from redi.equal import (
+    Geometry,
+    budget_for,
+    budget_for_cost,
+    one_shot_cost,
+    schedule_for_cost,
+    schedule_for_tokens,
+)
+from redi.errors import ConfigError
+from redi.reduction import Budget, OneShot, Progressive
+from redi.run import ATTENTION_SCORES
+from redi.scorers import SCORERS
+from redi.variants import OPERATOR, Catalogue, Codebook, CorpusSettings, Variant
+
+#: Keep rates of the sweep; at 1 every reducer is dense.
+SWEEP = tuple(step / 10 for step in range(1, 10))
+#: Relative costs of the equal-cost tables, beside that of the paper's operator.
+COSTS = (0.65, 0.75)
+#: A cost so near the run's own budget's is met by that budget, whose rows exist already.
+NEAR = 0.005
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    variants: list[Variant]
+    reference: Variant
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What studies are made for: a backbone, the run's own budget, the reducers at hand."""
+
+    on: Geometry
+    budget: Budget
+    known: Catalogue
+    vocabulary: VocabularyConfig
+
+    @property
+    def later(self) -> int:
+        """A third of the depth: a one-shot reducer there can use the attention it has just seen."""
+        return max(1, self.on.depth // 3)
+
+    def row(self, scorer: str, labels: str = "", **changes: object) -> Variant:
+        """Under the paper's operator and the run's budget unless said otherwise."""
+        variant = replace(Variant(scorer, labels, budget=self.budget), **changes)  # type: ignore[arg-type]
+        return self.known.check(variant)
+
+    @property
+    def oracle(self) -> Variant:
+        return self.row("redi_mass", "gt")
+
+
+def scorers(bench: Bench) -> Study:
+    """Every score under the paper's operator: alone, and as a product for all label sources."""
+    alone = [
+        bench.row(name) for name in dict.fromkeys(["random", "centre", *ATTENTION_SCORES, *SCORERS])
+    ]
+    terms = [bench.row(term, labels) for term in TERMS for labels in LABEL_SOURCES]
+    products = [
+        bench.row(f"redi_{name}", labels) for name in ATTENTION_SCORES for labels in LABEL_SOURCES
+    ]
+    others = [
+        bench.row(f"redi_{row.scorer}", "gt")
+        for row in alone
+        if row.scorer not in (*ATTENTION_SCORES, "random")
+    ]
+    title = "Scores under the paper's operator"
+    return Study("scorers", title, [*alone, *terms, *products, *others], bench.oracle)
+
+
+def reducers(bench: Bench) -> Study:
+    """Every reducer, leaving as many tokens as the paper's operator."""
+    tokens = bench.budget.tokens(bench.on.patches)
+    rows: list[Variant] = []
+    for name, reducer in bench.known.reducers.items():
+        if isinstance(reducer, Progressive):
+            schedule = schedule_for_tokens(reducer, tokens, bench.on)
+            rows.append(bench.row("", reducer=name, schedule=schedule))
+        else:
+            rows += [bench.row(*score, reducer=name) for score in _scores_of(reducer)]
+    rows.append(bench.row(f"mass@{bench.later}", after=bench.later))
+    return Study("reducers", "Reducers at equal tokens", rows, bench.oracle)
+
+
+def costs(bench: Bench) -> Study:
+    """Every reducer at equal cost: the operator's own, and two more."""
+    operator = _operator(bench)
+    own = one_shot_cost(operator, bench.budget, 0, bench.on)
+    rows = [
+        row
+        for cost in (own, *COSTS)
+        for name in bench.known.reducers
+        for row in at_cost(bench, name, cost)
+    ]
+    later = bench.later
+    for cost in (own, *COSTS):
+        with suppress(ConfigError):
+            budget = budget_for_cost(operator, cost, later, bench.on)
+            rows.append(bench.row(f"mass@{later}", after=later, budget=budget))
+    return Study("costs", "Reducers at equal cost", rows, bench.oracle)
+
+
+def sweep(bench: Bench) -> Study:
+    """Keep rates of 10 to 90 %; progressive reducers at the cost of the paper's operator there.
+
+    Other one-shot reducers go by attention alone; a progressive one stops where its shape reaches no
+    further.
+    """
+    operator = _operator(bench)
+    rows: list[Variant] = []
+    for keep in SWEEP:
+        budget = budget_for(keep)
+        for name, reducer in bench.known.reducers.items():
+            if isinstance(reducer, Progressive):
+                cost = one_shot_cost(operator, budget, 0, bench.on)
+                rows += at_cost(bench, name, cost)
+            elif name != "fuse":
+                scores = _scores_of(reducer)
+                if name != OPERATOR:
+                    scores = scores[-1:]
+                rows += [bench.row(*score, reducer=name, budget=budget) for score in scores]
+    return Study("sweep", "Accuracy against cost", rows, bench.oracle)
+
+
+def ablations(bench: Bench) -> Study:
+    """What the paper fixes, one at a time, on the REDI score with incoming mass and the true class."""
+    base, budget = bench.oracle, bench.budget
+    rows = [base]
+    rows += [
+        replace(base, corpus=CorpusSettings(book)) for book in ablated_codebooks(bench.vocabulary)
+    ]
+    rows += [replace(base, corpus=CorpusSettings(views=views)) for views in (1, 2, 3)]
+    rows += [replace(base, corpus=CorpusSettings(mean_weight=weight)) for weight in (0.0, 0.5, 1.0)]
+    rows += [replace(base, budget=replace(budget, spatial=weight)) for weight in (0.0, 0.1, 1.0)]
+    rows += [replace(base, budget=replace(budget, cells=cells)) for cells in (1, 3, 4)]
+    rows += [replace(base, budget=replace(budget, merge=share)) for share in (0.0, 0.5)]
+    return Study("ablations", "What the paper fixes", rows, base)
+
+
+def ablated_codebooks(own: VocabularyConfig) -> list[Codebook]:
+    """Vocabulary size, passes, features after the final norm, a random start; the rest as the run's."""
+    base = Codebook(own.n_words, own.n_passes)
+    sizes = [
+        replace(base, n_words=max(2, int(own.n_words * by))) for by in (1 / 8, 1 / 4, 1 / 2, 2, 4)
+    ]
+    passes = [replace(base, n_passes=count) for count in (1, 2, 5) if count != own.n_passes]
+    return [*sizes, *passes, replace(base, features="postnorm"), replace(base, start="random")]
+
+
+STUDIES: dict[str, Callable[[Bench], Study]] = {
+    "scorers": scorers,
+    "reducers": reducers,
+    "costs": costs,
+    "sweep": sweep,
+    "ablations": ablations,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A grid of the user's own: every combination of what is named."""
+
+    scorers: Sequence[str] = ()
+    labels: Sequence[str] = ("gt",)
+    reducers: Sequence[str] = (OPERATOR,)
+    keeps: Sequence[float] = ()  # keep rates of one-shot reducers
+    costs: Sequence[float] = ()  # or relative costs, of any reducer
+    after: Sequence[int] = (0,)  # blocks before a one-shot reducer
+
+
+def grid(bench: Bench, request: Request) -> Study:
+    """Rows of the request; label sources multiply only scores with a corpus term."""
+    if request.keeps and request.costs:
+        raise ConfigError("Give --keep or --cost, not both.")
+    rows: list[Variant] = []
+    for name in request.reducers:
+        reducer = bench.known.reducers.get(name)
+        scores = [
+            (scorer, labels)
+            for scorer in request.scorers
+            for labels in (request.labels if bench.row(scorer, "gt").term else ("",))
+        ]
+        if reducer is None:
+            bench.row("", reducer=name)  # says which are known
+        elif not reducer.scored:
+            scores = [("", "")]
+        if isinstance(reducer, Progressive):
+            scores = scores or [("", "")]  # its own: the CLS attention of the block
+            wanted = request.costs or [
+                one_shot_cost(_operator(bench), budget, 0, bench.on)
+                for budget in _budgets(bench, request)
+            ]
+            for cost, score in product(wanted, scores):
+                schedule = schedule_for_cost(reducer, cost, bench.on)
+                rows.append(bench.row(*score, reducer=name, schedule=schedule))
+        elif reducer is not None:
+            if not scores:
+                raise ConfigError(f"The reducer {name} ranks patches by a score: give --scorer.")
+            for after, score in product(request.after, scores):
+                budgets = (
+                    [budget_for_cost(reducer, cost, after, bench.on) for cost in request.costs]
+                    if request.costs
+                    else _budgets(bench, request)
+                )
+                rows += [
+                    bench.row(*score, reducer=name, after=after, budget=budget)
+                    for budget in budgets
+                ]
+    return Study("grid", "What was asked for", list(dict.fromkeys(rows)), bench.oracle)
+
+
+def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
+    """The rows of one reducer at a relative cost, with the usual scores where it needs any; none
+    where its shape does not reach that cost."""
+    reducer = bench.known.reducers[name]
+    if isinstance(reducer, OneShot):
+        own = one_shot_cost(reducer, bench.budget, 0, bench.on)
+        near = abs(own - cost) < NEAR
+        budget = bench.budget if near else budget_for_cost(reducer, cost, 0, bench.on)
+        return [bench.row(*score, reducer=name, budget=budget) for score in _scores_of(reducer)]
+    try:
+        return [bench.row("", reducer=name, schedule=schedule_for_cost(reducer, cost, bench.on))]
+    except ConfigError:
+        return []
+
+
+def _scores_of(reducer: OneShot) -> list[tuple[str, str]]:
+    """The oracle, the same without the true label, and attention alone; nothing for a blind reducer."""
+    if not reducer.scored:
+        return [("", "")]
+    return [("redi_mass", "gt"), ("redi_mass", "predicted"), ("mass", "")]
+
+
+def _budgets(bench: Bench, request: Request) -> list[Budget]:
+    return [budget_for(keep) for keep in request.keeps] or [bench.budget]
+
+
+def _operator(bench: Bench) -> OneShot:
+    operator = bench.known.reducers[OPERATOR]
+    assert isinstance(operator, OneShot)
+    return operator

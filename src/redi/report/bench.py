@@ -1,0 +1,104 @@
+"""Measured speed as tables: one for each batch, precision and mode."""
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from redi.bench.records import BenchResult, Overhead, Timing
+from redi.report.tables import plain_table
+
+PRECISION = {"fp32": "FP32", "bf16": "BF16"}
+MODE = {"eager": "eager SDPA", "compile": "torch.compile"}
+
+
+def print_bench(result: BenchResult, console: Console | None = None) -> None:
+    console = console or Console()
+    environment = result.environment
+    console.print(
+        f"{environment['backbone']}, {environment['input']} px, on {environment['processor']} "
+        f"({environment['device']}, {environment['threads']} threads), torch "
+        f"{environment['torch']}.\n",
+        markup=False,
+        highlight=False,
+    )
+    for group in dict.fromkeys((row.batch, row.dtype, row.mode) for row in result.rows):
+        rows = [row for row in result.rows if (row.batch, row.dtype, row.mode) == group]
+        console.print(timing_table(rows))
+    if result.overheads:
+        console.print(overhead_table(result.overheads))
+    for name, meaning in environment["definitions"].items():
+        console.print(f"{name.capitalize()}: {meaning}", markup=False, highlight=False)
+
+
+def timing_table(rows: list[Timing]) -> RenderableType:
+    """One batch, precision and mode: medians and, in parentheses, quartiles.
+
+    Below stand how long compiling took and what could not be measured, with the reason.
+    """
+    first = rows[0]
+    title = f"Batch {first.batch}, {PRECISION[first.dtype]}, {MODE[first.mode]}"
+    measured = [row for row in rows if row.median_ms is not None]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.median_ms is None:
+            reasons.setdefault(row.note, []).append(_name(row))
+    if not measured:
+        return Text(f"{title}: not measured, {'; '.join(reasons)}\n")
+    unit, scale = ("s", 1e-3) if max(row.median_ms or 0 for row in measured) > 1000 else ("ms", 1)
+    memory = any(row.memory_mb is not None for row in rows)
+    columns = ("Configuration", "Tokens", unit, "Speed-up", "Analytic", "MB")
+    table = plain_table(title, columns if memory else columns[:-1])
+    table.padding, table.show_edge = (0, 1, 0, 0), False  # to fit 80 characters
+    for row in measured:
+        cells = (
+            "  with scoring" if row.scoring else row.row,
+            _number(row.tokens),
+            _quartiles(row.median_ms, row.low_ms, row.high_ms, scale),
+            _quartiles(row.speedup, row.speedup_low, row.speedup_high),
+            _number(row.predicted),
+            _number(row.memory_mb),
+        )
+        table.add_row(*cells if memory else cells[:-1])
+    below = [f"Not measured: {', '.join(names)}, {note}" for note, names in reasons.items()]
+    times = [(_name(row), row.compile_seconds) for row in measured if row.compile_seconds]
+    if times:
+        below.append(
+            "Compiling, s: " + ", ".join(f"{name} {_number(taken)}" for name, taken in times)
+        )
+    return Group(table, *map(Text, below), "")
+
+
+def overhead_table(overheads: list[Overhead]) -> RenderableType:
+    table = plain_table(
+        "The operator over Top-K pruning, % of its time",
+        ("Batch", "Precision", "Mode", "Overhead", "Quartiles"),
+    )
+    for row in overheads:
+        table.add_row(
+            str(row.batch),
+            PRECISION[row.dtype],
+            MODE[row.mode],
+            f"{row.percent:+.2f}",
+            f"{row.low:+.2f} {row.high:+.2f}",
+        )
+    return Group(table, "")
+
+
+def _name(row: Timing) -> str:
+    return f"{row.row} with scoring" if row.scoring else row.row
+
+
+def _quartiles(
+    median: float | None, low: float | None, high: float | None, scale: float = 1
+) -> str:
+    if median is None or low is None or high is None:
+        return ""
+    return f"{_number(median * scale)} ({_number(low * scale)}-{_number(high * scale)})"
+
+
+def _number(value: float | None) -> str:
+    """Three digits are enough for a measurement."""
+    if value is None:
+        return ""
+    if isinstance(value, int) or value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

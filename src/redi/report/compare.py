@@ -1,0 +1,275 @@
+"""Comparisons as tables, in the terminal and in Markdown, and as curves of accuracy against cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from redi import artifacts
+from redi.compare.run import Bundle, Rankings, read_bundle
+from redi.compare.statistics import Comparison, Line
+from redi.records import Results, Row, read_results
+from redi.report.tables import ORACLE, TITLES, plain_table
+
+#: Names of scores beyond the paper's.
+FURTHER = {
+    "bm25": "BM25",
+    "col_l2": "Col-L2",
+    "col_l4": "Col-L4",
+    "shannon": "Shannon entropy",
+    "renyi": "Rényi entropy",
+    "key_norm": "Key norm",
+    "feature_norm": "Feature norm",
+    "mean_distance": "Distance to mean",
+    "centre": "Centre prior",
+}
+CORRECTED = (
+    "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
+    "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
+    "Cost: matrix products relative to dense, without making the scores."
+)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table before it is drawn."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def score_title(scorer: str) -> str:
+    """``redi_col_l2`` -> REDI, Col-L2; ``mass@4`` -> Incoming mass of block 4."""
+    if scorer in TITLES:
+        return TITLES[scorer]
+    for prefix, title in (("redi_", "REDI"), ("bm25_", "BM25")):
+        if scorer.startswith(prefix):
+            part = score_title(scorer.removeprefix(prefix))
+            return f"{title}, {part if part.isupper() else part[0].lower() + part[1:]}"
+    name, at, block = scorer.partition("@")
+    title = FURTHER.get(name, TITLES.get(name, name))
+    return f"{title} of block {block}" if at else title
+
+
+def describe(row: Row) -> str:
+    """What a row is, in one cell: score, label source, reducer and where it works."""
+    parts = [score_title(row.scorer)] if row.scorer else []
+    if row.labels:
+        parts[-1] += f" [{row.labels}]"
+    if row.reducer and (not row.scorer or row.reducer != "keep-merge-compress"):
+        parts.append(row.reducer)
+    if row.after:
+        parts.append(f"after block {row.after}")
+    return ", ".join(parts) or "dense"
+
+
+def comparison_sheet(comparison: Comparison, reference: Row) -> Sheet:
+    columns = _ABLATION if comparison.study == "ablations" else _COLUMNS
+    if comparison.study != "scorers":
+        columns = [column for column in columns if column[0] not in ("ρ", "Overlap")]
+    else:
+        columns = [column for column in columns if column[0] not in ("Tokens", "Cost")]
+    lines = comparison.lines
+    if comparison.study != "ablations":
+        lines = sorted(lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+    notes = [CORRECTED, f"Δ ref, p ref, ρ and overlap: against {describe(reference)}."]
+    if any(line.row.labels == "gt" for line in lines):
+        notes.insert(0, ORACLE)
+    return Sheet(
+        f"{comparison.title}, {comparison.classifier} classifier, {reference.images} images",
+        tuple(name for name, _ in columns),
+        [[cell(line) for _, cell in columns] for line in lines],
+        notes,
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}"
+
+
+def _interval(value: tuple[float, float]) -> str:
+    return f"{value[0]:+.1f} {value[1]:+.1f}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.1g}" if value < 0.995 else "1"
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+Columns = list[tuple[str, Callable[[Line], str]]]
+_NUMBERS: Columns = [
+    ("Tokens", lambda line: str(line.row.tokens)),
+    ("Cost", lambda line: f"{line.row.cost:.3f}"),
+    ("Top-1", lambda line: f"{line.row.top1:.1f}"),
+    ("Δ dense", lambda line: _signed(line.row.delta_dense)),
+    ("95 %", lambda line: _interval(line.dense_interval)),
+    ("p", lambda line: _p(line.p_dense)),
+    ("Δ ref", lambda line: _signed(line.delta_reference)),
+    ("p ref", lambda line: _p(line.p_reference)),
+    ("KL", lambda line: f"{line.row.divergence:.3f}"),
+    ("ρ", lambda line: _optional(line.spearman, ".2f")),
+    ("Overlap", lambda line: _optional(line.overlap, ".0f")),
+]
+_COLUMNS: Columns = [("Row", lambda line: describe(line.row)), *_NUMBERS]
+_ABLATION: Columns = [("Changed", lambda line: changed(line.row)), *_NUMBERS]
+
+
+def changed(row: Row) -> str:
+    """What an ablation's row changes of the paper's settings."""
+    parts = []
+    book = (row.corpus or {}).get("codebook")
+    if book:
+        usual = {"n_words": 512, "n_passes": 3, "features": "prenorm", "start": "spread"}
+        titles = {
+            "n_words": "words",
+            "n_passes": "passes",
+            "features": "features",
+            "start": "start",
+        }
+        parts += [f"{titles[k]} {book[k]}" for k in usual if book[k] != usual[k]]
+    if row.corpus and row.corpus["views"] != 4:
+        parts.append(f"views {row.corpus['views']}")
+    if row.corpus and row.corpus["mean_weight"] != 0.8:
+        weight = row.corpus["mean_weight"]
+        parts.append(f"mean {weight:g}, maximum {1 - weight:g}")
+    usual_budget = {"keep": 0.5, "merge": 0.25, "cells": 2, "spatial": 0.3}
+    parts += [f"{k} {row.budget[k]:g}" for k, v in usual_budget.items() if row.budget[k] != v]
+    return ", ".join(parts) or "as in the paper"
+
+
+def ranking_sheet(rankings: Rankings) -> Sheet:
+    """Spearman above the diagonal, overlap of the kept patches (percent) below it."""
+    rows = []
+    for i, name in enumerate(rankings.names):
+        cells = [name]
+        for j in range(len(rankings.names)):
+            above, below = f"{rankings.spearman[i][j]:.2f}", f"{rankings.overlap[i][j]:.0f}"
+            cells.append("" if i == j else above if j > i else below)
+        rows.append(cells)
+    return Sheet(
+        f"Agreement of rankings, {rankings.classifier} classifier",
+        ("", *(str(k + 1) for k in range(len(rankings.names)))),
+        [[f"{k + 1} {row[0]}", *row[1:]] for k, row in enumerate(rows)],
+        ["Above the diagonal Spearman's ρ, below it the overlap of the kept patches in percent."],
+    )
+
+
+def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
+    found = [
+        comparison_sheet(entry, results.row(entry.reference, entry.classifier))
+        for entry in bundle.comparisons
+    ]
+    return [*found, *map(ranking_sheet, bundle.rankings)]
+
+
+def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) -> None:
+    console = console or Console()
+    for sheet in all_sheets:
+        table = plain_table(sheet.title, sheet.columns)
+        for row in sheet.rows:
+            table.add_row(*(escape(cell) for cell in row))
+        console.print(table)
+        for note in sheet.notes:
+            console.print(escape(note))
+        console.print()
+
+
+def to_markdown(all_sheets: Sequence[Sheet]) -> str:
+    lines: list[str] = []
+    for sheet in all_sheets:
+        lines += [f"### {sheet.title}", "", *(f"{note}  " for note in sheet.notes), ""]
+        lines.append("| " + " | ".join(sheet.columns) + " |")
+        lines.append("|" + "---|" * len(sheet.columns))
+        lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in sheet.rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def publish(folder: Path, bundle: Bundle) -> list[Path]:
+    """Print what was compared now; write all that ever was as Markdown, and the curves."""
+    results = read_results(folder)
+    print_sheets(sheets(bundle, results))
+    everything = sheets(read_bundle(folder), results)
+    artifacts.write_text(folder / "compare.md", to_markdown(everything))
+    written = [folder / "compare.json", folder / "compare.md"]
+    if draw_curves(results, folder / "curves.png"):
+        written.append(folder / "curves.png")
+    return written
+
+
+def draw_curves(results: Results, path: Path) -> bool:
+    """Top-1 against analytic cost: one line a (score, reducer), one panel a classifier.
+
+    False, and no file, where no reducer was measured at three costs or more.
+    """
+    from matplotlib.figure import Figure
+
+    names = results.classifiers
+    curves = {name: _curves(results, name) for name in names}
+    if not any(curves.values()):
+        return False
+    figure = Figure(figsize=(6.2 * len(names), 5.0), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, classifier in zip(panels, names, strict=True):
+        dense = results.row("dense", classifier)
+        for number, (name, points) in enumerate(sorted(curves[classifier].items())):
+            axes.plot(
+                [row.cost for row in points] + [1.0],
+                [row.top1 for row in points] + [dense.top1],
+                marker="osD^v<>ph*"[number % 10],
+                markersize=4,
+                linewidth=1.4,
+                label=name,
+                color=f"C{number % 10}",
+            )
+        axes.axhline(dense.top1, color="0.4", linewidth=0.8, linestyle=":")
+        axes.annotate("dense", (0.02, dense.top1), color="0.3", fontsize=8, va="bottom")
+        axes.set(
+            xlabel="cost relative to dense (matrix products, scores not counted)",
+            ylabel="Top-1, %",
+            title=f"{classifier} classifier, {dense.images} images",
+            xlim=(0, 1.02),
+        )
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=160)
+    return True
+
+
+def _curves(results: Results, classifier: str) -> dict[str, list[Row]]:
+    """Rows of three costs or more, cheapest first, by what they have in common."""
+    curves: dict[str, list[Row]] = {}
+    for row in results.rows:
+        if row.classifier == classifier and row.reducer and not row.after and _usual(row):
+            curves.setdefault(_curve_name(row), []).append(row)
+    return {
+        name: sorted(points, key=lambda row: row.cost)
+        for name, points in curves.items()
+        if len(points) > 2
+    }
+
+
+def _usual(row: Row) -> bool:
+    """Of the paper's proportions: ablations of the budget are no points of a curve."""
+    if row.schedule:
+        return not row.scorer
+    half = abs(row.budget["merge"] - (1 - row.budget["keep"]) / 2) < 1e-6
+    usual = {"codebook": None, "views": 4, "mean_weight": 0.8}
+    settings = not row.corpus or row.corpus == usual
+    return half and settings and (row.budget["cells"], row.budget["spatial"]) == (2, 0.3)
+
+
+def _curve_name(row: Row) -> str:
+    score = score_title(row.scorer) + (f" [{row.labels}]" if row.labels else "")
+    return f"{row.reducer}, {score}" if row.scorer else row.reducer
