@@ -6,11 +6,14 @@ block, between attention and MLP). ``unreduce`` spreads a shorter sequence back 
 """
 
 from redi.reduction.budget import Budget
+from redi.reduction.clustering import CLUSTERING
 from redi.reduction.oneshot import ONE_SHOT, OneShot
 from redi.reduction.operator import keep_merge_compress, reduce
-from redi.reduction.peers import PROGRESSIVE
+from redi.reduction.peers import PEERS
 from redi.reduction.progressive import Inside, Progressive, Schedule
 from redi.reduction.result import DROPPED, Reduction, unreduce
+
+PROGRESSIVE: dict[str, Progressive] = {**PEERS, **CLUSTERING}
 
 __all__ = [
     "DROPPED",

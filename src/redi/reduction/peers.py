@@ -79,7 +79,7 @@ def evit(inside: Inside, count: int) -> Reduction:
 
 
 #: Matching is between two halves; merging is the product with the assignment matrix.
-PROGRESSIVE: dict[str, Progressive] = {
+PEERS: dict[str, Progressive] = {
     "tome": Progressive(
         tome,
         constant,
