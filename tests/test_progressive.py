@@ -32,12 +32,15 @@ from redi.reduction.progressive import merge_pairs
 
 Vector = list[float]
 
+#: The reducers whose papers' loops are below.
+PEERS = {name: PROGRESSIVE[name] for name in ("tome", "pitome", "evit")}
+
 COUNTS = [(2, 1), (3, 2), (9, 8), (9, 5), (16, 11), (16, 8), (25, 20), (25, 13)]
 SCHEDULE = (30, 30, 19)  # of 36: a block in the middle that removes nothing
 
 counts = pytest.mark.parametrize(("n", "count"), COUNTS)
 prefixes = pytest.mark.parametrize("prefix", [1, 5])
-progressives = pytest.mark.parametrize("reducer", PROGRESSIVE.values(), ids=PROGRESSIVE)
+progressives = pytest.mark.parametrize("reducer", PEERS.values(), ids=PEERS)
 
 
 def make_inside(n: int, prefix: int, block: int = 0, batch: int = 3, seed: int = 0) -> Inside:
@@ -219,7 +222,7 @@ def expected_of(method: str, inside: Inside, image: int, count: int) -> Expected
 
 
 def assert_as_expected(method: str, inside: Inside, count: int) -> None:
-    result = PROGRESSIVE[method].step(inside, count)
+    result = PEERS[method].step(inside, count)
     assert result.tokens.shape[1] == count
     for image in range(len(inside.patches)):
         expected = expected_of(method, inside, image, count)
@@ -354,10 +357,10 @@ def test_equal_attention_keeps_the_first_tokens() -> None:
 
 @prefixes
 @counts
-@pytest.mark.parametrize("method", PROGRESSIVE)
+@pytest.mark.parametrize("method", PEERS)
 def test_every_token_went_where_source_says(method: str, n: int, count: int, prefix: int) -> None:
     inside = make_inside(n, prefix)
-    result = PROGRESSIVE[method].step(inside, count)
+    result = PEERS[method].step(inside, count)
     assert result.source.min() >= 0
     assert torch.equal(
         result.source.gather(1, result.positions), torch.arange(count).expand(3, -1)
@@ -379,7 +382,7 @@ def test_every_token_went_where_source_says(method: str, n: int, count: int, pre
 def test_tokens_that_nothing_joins_keep_every_bit(method: str) -> None:
     inside = make_inside(25, 1)
     inside = replace(inside, sizes=inside.sizes * 3 + 0.1)  # x s / s is not x for many of these
-    result = PROGRESSIVE[method].step(inside, 20)
+    result = PEERS[method].step(inside, 20)
     alone = 0
     for image in range(3):
         for place, position in enumerate(result.positions[image].tolist()):
@@ -393,8 +396,8 @@ def test_tokens_that_nothing_joins_keep_every_bit(method: str) -> None:
 def test_half_precision_tokens_are_merged_in_fp32(method: str) -> None:
     inside = make_inside(25, 1)
     rough = replace(inside, patches=inside.patches.bfloat16())
-    result = PROGRESSIVE[method].step(rough, 13)
-    expected = PROGRESSIVE[method].step(replace(rough, patches=rough.patches.float()), 13)
+    result = PEERS[method].step(rough, 13)
+    expected = PEERS[method].step(replace(rough, patches=rough.patches.float()), 13)
     assert result.tokens.dtype == torch.bfloat16
     assert torch.equal(result.tokens, expected.tokens.bfloat16())
 
@@ -555,7 +558,7 @@ def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tens
     tokens = backbone.embed(pixels)
     for block in range(3):
         schedule = (36,) * block + (30,) * (3 - block)
-        recorder = Recorder(PROGRESSIVE["evit"])
+        recorder = Recorder(PEERS["evit"])
         backbone.encode_progressively(tokens, recorder.progressive, schedule)
         (inside,) = recorder.insides
         means, rows = Watch(head_mean, [block]), Watch(cls_rows, [block])
@@ -599,12 +602,18 @@ def test_source_and_sizes_follow_every_patch_through_the_blocks(
         for step, inside in enumerate(recorder.insides):
             before = members_of(recorder.reductions[:step], image, 36)
             assert inside.sizes[image].tolist() == [len(group) for group in before]
+            if step == 0 or not reducer.proportional:
+                assert inside.bias is None
+            else:
+                assert inside.bias is not None
+                bias = [0.0] * backbone.prefix + [log(len(group)) for group in before]
+                torch.testing.assert_close(inside.bias[image, 0, 0], torch.tensor(bias))
 
 
 def test_dropped_patches_stay_dropped_and_spread_back_as_zero(
     backbone: Backbone, pixels: Tensor
 ) -> None:
-    recorder = Recorder(Progressive(drop, PROGRESSIVE["tome"].schedule))
+    recorder = Recorder(Progressive(drop, PEERS["tome"].schedule))
     tokens = backbone.embed(pixels)
     scores = torch.rand(3, 36)
     result = backbone.encode_progressively(tokens, recorder.progressive, (30, 20, 15), scores)
@@ -646,7 +655,7 @@ def test_a_merged_token_has_the_best_score_of_its_members(
 def test_scores_from_outside_decide_what_evit_keeps(dinov3: Backbone, pixels: Tensor) -> None:
     scores = torch.rand(3, 36)
     tokens = dinov3.embed(pixels)
-    recorder = Recorder(PROGRESSIVE["evit"])
+    recorder = Recorder(PEERS["evit"])
     dinov3.encode_progressively(tokens, recorder.progressive, (36, 11, 11), scores)
     (reduction,) = recorder.reductions
     for image in range(3):
@@ -761,19 +770,19 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
     return torch.cat([x[:, :prefix], turned], dim=1)
 
 
-@pytest.mark.parametrize("method", PROGRESSIVE)
+@pytest.mark.parametrize("method", PEERS)
 @pytest.mark.parametrize("schedule", [SCHEDULE, (33, 24, 12)])
 def test_dinov3_equals_the_written_out_forward(
     method: str, schedule: Schedule, dinov3: Backbone, pixels: Tensor
 ) -> None:
-    result = dinov3.encode_progressively(dinov3.embed(pixels), PROGRESSIVE[method], schedule)
+    result = dinov3.encode_progressively(dinov3.embed(pixels), PEERS[method], schedule)
     for image, (hidden, sizes) in enumerate(reference_dinov3(pixels, method, schedule)):
         assert result.sizes[image].tolist() == sizes
         torch.testing.assert_close(result.hidden[image], hidden, atol=1e-4, rtol=1e-4)
 
 
 def test_other_rotary_positions_give_another_output(dinov3: Backbone, pixels: Tensor) -> None:
-    result = dinov3.encode_progressively(dinov3.embed(pixels), PROGRESSIVE["evit"], (30, 30, 30))
+    result = dinov3.encode_progressively(dinov3.embed(pixels), PEERS["evit"], (30, 30, 30))
     wrong = reference_dinov3(pixels[:1], "evit", (30, 30, 30), wrong_positions=True)
     assert not torch.allclose(result.hidden[0], wrong[0][0], atol=1e-2)
 
@@ -795,7 +804,7 @@ def test_impossible_schedules_are_refused(
     schedule: Schedule, dinov3: Backbone, pixels: Tensor
 ) -> None:
     with pytest.raises(InvalidInput):
-        dinov3.encode_progressively(dinov3.embed(pixels), PROGRESSIVE["tome"], schedule)
+        dinov3.encode_progressively(dinov3.embed(pixels), PEERS["tome"], schedule)
 
 
 @progressives

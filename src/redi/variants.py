@@ -6,12 +6,23 @@ predictions, so a row can be read back without running anything.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from torch import Tensor
 
 from redi.corpus import LABEL_SOURCES, TERMS
 from redi.errors import ConfigError
-from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, OneShot, Progressive, Schedule
+from redi.reduction import (
+    ONE_SHOT,
+    PROGRESSIVE,
+    WORD_MERGING,
+    Budget,
+    OneShot,
+    Progressive,
+    Schedule,
+    WordMerging,
+)
 from redi.run import ATTENTION_SCORES
 from redi.scorers import SCORERS
 from redi.views import MEAN_WEIGHT
@@ -28,7 +39,7 @@ class Codebook:
 
     n_words: int = 512
     n_passes: int = 3
-    features: str = "prenorm"  # of the last block, before or after the final norm
+    features: str = "prenorm"  # of the last block, before or after (postnorm) the final norm
     start: str = (
         "spread"  # spread: patches spread over the corpus; first: those of the first images
     )
@@ -159,6 +170,15 @@ class Catalogue:
             known = ", ".join(LABEL_SOURCES)
             raise ConfigError(f"Label sources are {known}, not {variant.labels!r}.")
         return variant
+
+    def with_words(self, centroids: Tensor, digest: str) -> "Catalogue":
+        """Merging by visual word, once its vocabulary has been fitted."""
+        merging = replace(ONE_SHOT[WORD_MERGING], reduce=WordMerging(centroids))
+        return replace(
+            self,
+            reducers={**self.reducers, WORD_MERGING: merging},
+            digests={**self.digests, WORD_MERGING: digest},
+        )
 
     def digest(self, variant: Variant) -> str:
         """Of the user's reducer, where the variant has one; a user's scorer is in its scores' key."""

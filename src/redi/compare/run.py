@@ -19,8 +19,9 @@ from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import open_run, run_stages
 from redi.plugins import is_plugin, load_plugin
 from redi.records import Row, collect, write_results
+from redi.reduction import WORD_MERGING
 from redi.run import Run
-from redi.stages.ablation import make_codebooks
+from redi.stages.ablation import make_codebooks, make_embedding_words
 from redi.stages.evaluate import classifiers, missing_rows, predict_variants, score_maps
 from redi.stages.scorers import make_scorer_maps
 from redi.variants import Catalogue, Variant, catalogue
@@ -92,6 +93,9 @@ def _compare(
 ) -> Bundle | None:
     if books := [v.corpus.codebook for v in variants if v.corpus.codebook is not None]:
         make_codebooks(run, list(dict.fromkeys(books)))
+    if any(variant.reducer == WORD_MERGING for variant in variants):
+        words = make_embedding_words(run)
+        known = known.with_words(run.load(words)["centroids"], run.digest(words))
     make_scorer_maps(run, known, list(dict.fromkeys(v.local for v in variants if v.local)))
     predict_variants(run, variants, known)
     if not run.ranks.is_main:

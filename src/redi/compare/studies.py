@@ -227,15 +227,17 @@ def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
     """The rows of one reducer at a relative cost, with the usual scores where it needs any; none
     where its shape does not reach that cost."""
     reducer = bench.known.reducers[name]
-    if isinstance(reducer, OneShot):
+    try:
+        if isinstance(reducer, Progressive):
+            return [
+                bench.row("", reducer=name, schedule=schedule_for_cost(reducer, cost, bench.on))
+            ]
         own = one_shot_cost(reducer, bench.budget, 0, bench.on)
         near = abs(own - cost) < NEAR
         budget = bench.budget if near else budget_for_cost(reducer, cost, 0, bench.on)
-        return [bench.row(*score, reducer=name, budget=budget) for score in _scores_of(reducer)]
-    try:
-        return [bench.row("", reducer=name, schedule=schedule_for_cost(reducer, cost, bench.on))]
     except ConfigError:
         return []
+    return [bench.row(*score, reducer=name, budget=budget) for score in _scores_of(reducer)]
 
 
 def _scores_of(reducer: OneShot) -> list[tuple[str, str]]:

@@ -6,8 +6,8 @@ block, between attention and MLP). ``unreduce`` spreads a shorter sequence back 
 """
 
 from redi.reduction.budget import Budget
-from redi.reduction.clustering import CLUSTERING
-from redi.reduction.oneshot import ONE_SHOT, OneShot
+from redi.reduction.clustering import CLUSTERING, WordMerging
+from redi.reduction.oneshot import ONE_SHOT, WORD_MERGING, OneShot
 from redi.reduction.operator import keep_merge_compress, reduce
 from redi.reduction.peers import PEERS
 from redi.reduction.progressive import Inside, Progressive, Schedule
@@ -19,12 +19,14 @@ __all__ = [
     "DROPPED",
     "ONE_SHOT",
     "PROGRESSIVE",
+    "WORD_MERGING",
     "Budget",
     "Inside",
     "OneShot",
     "Progressive",
     "Reduction",
     "Schedule",
+    "WordMerging",
     "keep_merge_compress",
     "reduce",
     "unreduce",

@@ -1,20 +1,26 @@
-"""Progressive reducers that cluster or sample tokens, from their papers' descriptions.
+"""Reducers that cluster or sample tokens, from their papers' descriptions.
 
-They run in three blocks, because clustering costs more than matching. ATC's agglomeration is a loop of
-one step a merged pair, over all images at once.
+The progressive ones run in three blocks, because clustering costs more than matching. Agglomeration is
+a loop of one step a merged pair, over all images at once.
 """
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from redi.grid import Grid
+from redi.reduction.budget import Budget
 from redi.reduction.progressive import Inside, Progressive
 from redi.reduction.result import Reduction, places, take
 from redi.reduction.schedule import thrice
 
 #: Rounds of k-means in token pooling.
 ROUNDS = 5
+#: How much the patches' own similarity counts beside that of their words.
+TIE_BREAK = 1e-3
 
 
 def atc(inside: Inside, count: int) -> Reduction:
@@ -25,7 +31,8 @@ def atc(inside: Inside, count: int) -> Reduction:
     token's position.
     """
     keys = normalize(inside.keys.float(), dim=-1)
-    return merge_clusters(inside, agglomerate(keys @ keys.transpose(1, 2), count), count)
+    label = agglomerate(keys @ keys.transpose(1, 2), count)
+    return merge_clusters(inside.patches, inside.sizes, label, count)
 
 
 def agglomerate(
@@ -103,16 +110,47 @@ def ats(inside: Inside, count: int) -> Reduction:
     return Reduction(take(inside.patches, keep), keep, places(keep, n))
 
 
-def merge_clusters(inside: Inside, label: Int[Tensor, "batch patches"], count: int) -> Reduction:
+@dataclass(frozen=True, eq=False)
+class WordMerging:
+    """Merging by visual word, the inter-image idea of VWT (Wang et al., 2024): one-shot, no scores.
+
+    Patches of the same word of a corpus vocabulary become one token. The paper merges all of them, so
+    its length varies; here clusters are joined, average linkage on the similarity of their words'
+    centroids, until the budget is met: patches of one word first, then those of similar words. Among
+    equal words the patches' own similarity decides. ``centroids`` are words of input embeddings.
+    """
+
+    centroids: Float[Tensor, "words dim"]
+
+    def __call__(
+        self,
+        patches: Float[Tensor, "batch patches dim"],
+        _scores: Float[Tensor, "batch patches"],
+        budget: Budget,
+        _grid: Grid,
+    ) -> Reduction:
+        count = budget.tokens(patches.shape[1])
+        own = normalize(patches.float(), dim=-1)
+        words = self.centroids.to(own.device)[(own @ self.centroids.to(own.device).T).argmax(dim=2)]
+        similarity = words @ words.transpose(1, 2) + TIE_BREAK * own @ own.transpose(1, 2)
+        label = agglomerate(similarity, count)
+        return merge_clusters(patches, torch.ones_like(patches[..., 0]), label, count)
+
+
+def merge_clusters(
+    patches: Float[Tensor, "batch patches dim"],
+    sizes: Float[Tensor, "batch patches"],
+    label: Int[Tensor, "batch patches"],
+    count: int,
+) -> Reduction:
     """Size-weighted mean of each cluster at its first member's position; a token alone is unchanged."""
     member = one_hot(label, count).transpose(1, 2)
-    exact = torch.promote_types(inside.patches.dtype, torch.float32)
-    share = member * inside.sizes.to(exact)[:, None]
-    mean = (share @ inside.patches.to(exact)) / share.sum(dim=2, keepdim=True)
+    exact = torch.promote_types(patches.dtype, torch.float32)
+    share = member * sizes.to(exact)[:, None]
+    mean = (share @ patches.to(exact)) / share.sum(dim=2, keepdim=True)
     first = member.argmax(dim=2)
     alone = member.sum(dim=2, keepdim=True) == 1
-    tokens = torch.where(alone, take(inside.patches, first), mean.to(inside.patches.dtype))
-    return Reduction(tokens, first, label)
+    return Reduction(torch.where(alone, take(patches, first), mean.to(patches.dtype)), first, label)
 
 
 def _distances(

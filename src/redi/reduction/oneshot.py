@@ -13,10 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from redi.errors import InvalidInput
 from redi.grid import Grid
 from redi.reduction.budget import Budget
 from redi.reduction.operator import OFFSET, keep_merge_compress
 from redi.reduction.result import Reduction, places, take
+
+#: The one reducer that the package cannot make alone: its words come from a corpus.
+WORD_MERGING = "word-merging"
 
 Patches = Float[Tensor, "batch patches dim"]
 Scores = Float[Tensor, "batch patches"]
@@ -113,6 +117,12 @@ def _operator_products(budget: Budget, grid: Grid, width: int) -> int:
     return (2 * keep * merge + budget.cells**2 * compress) * width
 
 
+def _needs_words(*_: object) -> Reduction:
+    raise InvalidInput(
+        "word-merging needs a vocabulary: use redi.reduction.WordMerging(centroids)."
+    )
+
+
 ONE_SHOT: dict[str, OneShot] = {
     "keep-merge-compress": OneShot(keep_merge_compress, products=_operator_products),
     "prune": OneShot(prune),
@@ -120,6 +130,11 @@ ONE_SHOT: dict[str, OneShot] = {
     "pool": OneShot(
         pool,
         tokens=lambda budget, grid: pooled_grid(budget, grid)[0] * pooled_grid(budget, grid)[1],
+        scored=False,
+    ),
+    WORD_MERGING: OneShot(
+        _needs_words,
+        products=lambda budget, grid, width: 2 * (grid[0] * grid[1]) ** 2 * width,
         scored=False,
     ),
 }

@@ -37,6 +37,19 @@ def make_codebooks(run: Run, codebooks: Sequence[Codebook]) -> None:
     run.ranks.wait()
 
 
+def make_embedding_words(run: Run) -> str:
+    """Words of the input embeddings, for merging by visual word: no block is run.
+
+    Returns the name of the artefact.
+    """
+    settings = run.config.vocabulary
+    codebook = Codebook(settings.n_words, settings.n_passes, features="embedding")
+    name, key = _artefact(codebook, "vocabulary"), _key(run, codebook, "train")
+    if not run.ranks.share(partial(run.current, name, key)):
+        _fit(run, [codebook], embedding=True)
+    return name
+
+
 def _key(run: Run, codebook: Codebook, *data: str) -> dict[str, Any]:
     """The seed draws a random start and the views."""
     return run.key(
@@ -66,6 +79,8 @@ def _done(run: Run, codebook: Codebook) -> bool:
 
 def _features(run: Run, features: str, patches: Mapping[int, Tensor]) -> Tensor:
     """The final norm works on each token alone, so patch features are all it needs."""
+    if features == "embedding":
+        return patches[0]
     last = patches[run.backbone.depth]
     return last if features == "prenorm" else run.backbone.final_norm(last)
 
@@ -75,45 +90,43 @@ def _line(codebook: Codebook) -> tuple[int, str, str]:
     return codebook.n_words, codebook.features, codebook.start
 
 
-def _fit(run: Run, codebooks: Sequence[Codebook]) -> None:
+def _fit(run: Run, codebooks: Sequence[Codebook], embedding: bool = False) -> None:
     passes: dict[tuple[int, str, str], int] = {}
     for codebook in codebooks:
         line = _line(codebook)
         passes[line] = max(passes.get(line, 0), codebook.n_passes)
     books = {"-".join(map(str, line)): _book(run, *line) for line in passes}
-    key = run.key(
-        "ablation", "train", books={name: _key(run, book) for name, book in _names(codebooks)}
-    )
-    gather_start(run, books, "ablation", key)
+    stem = "embedding" if embedding else "ablation"
+    key = run.key("ablation", "train", books={book.name: _key(run, book) for book in codebooks})
+    gather_start(run, books, stem, key, embedding)
     for number in range(1, max(passes.values()) + 1):
         going = {
             name: book
             for (name, book), line in zip(books.items(), passes, strict=True)
             if passes[line] >= number
         }
-        name, done = f"ablation pass {number}", f"partial/ablation-after-pass-{number}"
+        name, done = f"{stem} pass {number}", f"partial/{stem}-after-pass-{number}"
         pass_key = {**key, "pass": number}
         if not run.ranks.share(partial(run.current, done, pass_key)):
-            kmeans_pass(run, going, name, done, pass_key)
+            kmeans_pass(run, going, name, done, pass_key, embedding=embedding)
             run.ranks.wait()
         adopt(going, run.load(done))
         run.passes.discard(name)
         if run.ranks.is_main:
             for codebook in codebooks:
                 if codebook.n_passes == number:
-                    vocabulary = books["-".join(map(str, _line(codebook)))].vocabulary
-                    artifacts.save(
-                        run.path(_artefact(codebook, "vocabulary")),
-                        {"centroids": vocabulary.centroids_, "counts": vocabulary.counts_},
-                        _key(run, codebook, "train"),
-                        objective=vocabulary.objective_,
-                        reseeded=vocabulary.reseeded_,
-                    )
+                    _save(run, codebook, books["-".join(map(str, _line(codebook)))].vocabulary)
         run.ranks.wait()
 
 
-def _names(codebooks: Sequence[Codebook]) -> list[tuple[str, Codebook]]:
-    return [(codebook.name, codebook) for codebook in codebooks]
+def _save(run: Run, codebook: Codebook, vocabulary: Vocabulary) -> None:
+    artifacts.save(
+        run.path(_artefact(codebook, "vocabulary")),
+        {"centroids": vocabulary.centroids_, "counts": vocabulary.counts_},
+        _key(run, codebook, "train"),
+        objective=vocabulary.objective_,
+        reseeded=vocabulary.reseeded_,
+    )
 
 
 def _book(run: Run, n_words: int, features: str, start: str) -> Book:

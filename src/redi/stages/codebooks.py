@@ -34,12 +34,14 @@ class Book:
 Books = Mapping[str, Book]
 
 
-def gather_start(run: Run, books: Books, stem: str, key: artifacts.Key) -> None:
+def gather_start(
+    run: Run, books: Books, stem: str, key: artifacts.Key, embedding: bool = False
+) -> None:
     """Give every codebook its deterministic start: the features of at most K images."""
     done = f"partial/{stem}-start"
     start_key = {**key, "pass": 0}
     if not run.ranks.share(partial(run.current, done, start_key)):
-        _gather(run, books, f"{stem} start", done, start_key)
+        _gather(run, books, f"{stem} start", done, start_key, embedding)
         run.ranks.wait()
     start = run.load(done)
     for name, book in books.items():
@@ -55,13 +57,14 @@ def kmeans_pass(
     done: str,
     key: artifacts.Key,
     rows: Callable[[Tensor, Batch], Mapping[str, Tensor]] | None = None,
+    embedding: bool = False,
 ) -> Outcome | None:
     """One pass; its centroids go to ``done``. What else shall be taken from the final tokens of each
     image, ``rows`` says: such a pass is made from the images, fills the cache and gives its outcome."""
     first = rows is not None
 
     def step(batch: Batch, sums: Mapping[str, CentroidSums]) -> Mapping[str, Tensor]:
-        hidden, patches = patch_features(run, batch, fill_cache=first)
+        hidden, patches = patch_features(run, batch, first, embedding)
         for book_name, book in books.items():
             sums[book_name].update(book.read(patches), book.vocabulary.centroids_)
         return rows(hidden, batch) if rows is not None else {}
@@ -72,7 +75,7 @@ def kmeans_pass(
             for book_name, book in books.items()
         }
 
-    outcome = run.passes.run(corpus_pass(run, name, step, new_sums, cached=not first), key)
+    outcome = run.passes.run(corpus_pass(run, name, step, new_sums, first, embedding), key)
     if outcome is None:
         return None
     if first and not outcome.indices:
@@ -99,7 +102,9 @@ def adopt(books: Books, tensors: Mapping[str, Tensor]) -> None:
         vocabulary.reseeded_ = tensors[f"{name}/reseeded"].tolist()
 
 
-def _gather(run: Run, books: Books, name: str, done: str, key: artifacts.Key) -> None:
+def _gather(
+    run: Run, books: Books, name: str, done: str, key: artifacts.Key, embedding: bool
+) -> None:
     """Rows: for each start image the patches that its words begin with, padded to the most of any."""
     of_image: dict[str, dict[int, list[tuple[int, int]]]] = {book: {} for book in books}
     for book_name, book in books.items():
@@ -109,7 +114,7 @@ def _gather(run: Run, books: Books, name: str, done: str, key: artifacts.Key) ->
     images = sorted({image for book in books.values() for image, _ in book.places})
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        _, patches = patch_features(run, batch)
+        _, patches = patch_features(run, batch, embedding=embedding)
         rows = {}
         for book_name, book in books.items():
             features = book.read(patches)

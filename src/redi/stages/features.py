@@ -24,18 +24,21 @@ def block_of(run: Run, book: str) -> int:
 
 
 def patch_features(
-    run: Run, batch: Batch, fill_cache: bool = False
+    run: Run, batch: Batch, fill_cache: bool = False, embedding: bool = False
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """(final tokens, patch features after each of figure 2's blocks, of which the last is the depth).
 
-    A cached batch has no final tokens. A run with a cache rounds features to FP16 in every pass,
-    whether they come from the cache or not.
+    ``embedding``: only those before block 1, as block 0, and no final tokens. A cached batch has no
+    final tokens either. A run with a cache rounds features to FP16 in every pass, whether they come
+    from the cache or not.
     """
     if batch.features is not None:
         cached = {block: half.to(run.device).float() for block, half in batch.features.items()}
         return torch.empty(0), cached
     backbone = run.backbone
     tokens = backbone.embed(backbone.preprocessing.normalise(batch.pixels[:, 0].to(run.device)))
+    if embedding:
+        return torch.empty(0), {0: tokens.patches}
     patches: dict[int, Tensor] = {}
     hidden, at = tokens.sequence, 0
     for block in figure_blocks(backbone.depth):
@@ -51,17 +54,27 @@ def patch_features(
 
 
 def corpus_pass(
-    run: Run, name: str, step: Step, sums: Callable[[], dict[str, Any]], cached: bool = True
+    run: Run,
+    name: str,
+    step: Step,
+    sums: Callable[[], dict[str, Any]],
+    first: bool = False,
+    embedding: bool = False,
 ) -> Pass:
-    """A pass over the corpus: from the cache where that is allowed and complete, else from the images.
+    """A pass over the corpus: from the cache where it is complete, else from the images, as the
+    ``first`` pass and one over embeddings always are.
 
     After the first pass, those images are left out that it could not decode.
     """
-    if not cached:
+    if first:
         return Pass(name, run.dataset(run.training), step, sums)
     decoded = run.load("decoded")["indices"].tolist()
     cache = feature_cache(run)
-    if cache is not None and run.ranks.share(lambda: cache.is_complete(cache_key(run))):
+    if (
+        cache is not None
+        and not embedding
+        and run.ranks.share(lambda: cache.is_complete(cache_key(run)))
+    ):
         return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
     return Pass(name, run.dataset(run.training), step, sums, decoded)
 
