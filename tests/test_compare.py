@@ -168,6 +168,7 @@ def test_a_users_scorer_and_reducers_need_no_change_in_the_package(
         scorers=[f"{plugin}:contrast", f"redi_{plugin}:contrast"],
         labels=["gt", "predicted"],
         reducers=["prune", f"{plugin}:first", f"{plugin}:leaving"],
+        keeps=[0.8],
     )
     rows = [line.row for line in bundle.comparisons[0].lines]
     assert {row.reducer for row in rows} == {"prune", "first", "leaving"}
@@ -268,7 +269,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         ask(folder, **asked)
     assert ask(folder, **asked).comparisons == expected.comparisons
-    assert calls == ["rows 1-2 of 4", "rows 3-4 of 4", "rows 3-4 of 4"]
+    assert calls == ["rows 1-2 of 5", "rows 3-4 of 5", "rows 3-4 of 5"]
 
 
 def test_against_a_chosen_row(folder: Path) -> None:
@@ -323,6 +324,7 @@ def test_the_command_line(folder: Path, plugin: Path) -> None:
         text=True,
         check=True,
     )
+    assert done.stdout.startswith("[gt] rows look up the true class"), "an oracle is said to be one"
     assert "contrast, prune" in done.stdout
     assert json.loads((folder / "compare.json").read_text())["comparisons"][0]["study"] == "grid"
     plan = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True)

@@ -26,6 +26,8 @@ from redi.variants import OPERATOR, Catalogue, Codebook, CorpusSettings, Variant
 
 #: Keep rates of the sweep; at 1 every reducer is dense.
 SWEEP = tuple(step / 10 for step in range(1, 10))
+#: Slow ones, and those close to another that is.
+NOT_SWEPT = ("fuse", "word-merging", "atc", "token-pooling")
 #: Relative costs of the equal-cost tables, beside that of the paper's operator.
 COSTS = (0.65, 0.75)
 #: A cost so near the run's own budget's is met by that budget, whose rows exist already.
@@ -122,17 +124,15 @@ def sweep(bench: Bench) -> Study:
     """
     operator = _operator(bench)
     rows: list[Variant] = []
-    for keep in SWEEP:
-        budget = budget_for(keep)
-        for name, reducer in bench.known.reducers.items():
-            if isinstance(reducer, Progressive):
-                cost = one_shot_cost(operator, budget, 0, bench.on)
-                rows += at_cost(bench, name, cost)
-            elif name != "fuse":
-                scores = _scores_of(reducer)
-                if name != OPERATOR:
-                    scores = scores[-1:]
-                rows += [bench.row(*score, reducer=name, budget=budget) for score in scores]
+    swept = [name for name in bench.known.reducers if name not in NOT_SWEPT]
+    for keep, name in product(SWEEP, swept):
+        budget, reducer = budget_for(keep), bench.known.reducers[name]
+        if isinstance(reducer, Progressive):
+            cost = one_shot_cost(operator, budget, 0, bench.on)
+            rows += at_cost(bench, name, cost)
+        else:
+            scores = _scores_of(reducer) if name == OPERATOR else _scores_of(reducer)[-1:]
+            rows += [bench.row(*score, reducer=name, budget=budget) for score in scores]
     return Study("sweep", "Accuracy against cost", rows, bench.oracle)
 
 
@@ -224,8 +224,8 @@ def grid(bench: Bench, request: Request) -> Study:
 
 
 def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
-    """The rows of one reducer at a relative cost, with the usual scores where it needs any; none
-    where its shape does not reach that cost."""
+    """The rows of one reducer at a relative cost, the paper's operator with all usual scores, others
+    with attention alone; none where its shape does not reach that cost."""
     reducer = bench.known.reducers[name]
     try:
         if isinstance(reducer, Progressive):
@@ -237,7 +237,8 @@ def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
         budget = bench.budget if near else budget_for_cost(reducer, cost, 0, bench.on)
     except ConfigError:
         return []
-    return [bench.row(*score, reducer=name, budget=budget) for score in _scores_of(reducer)]
+    scores = _scores_of(reducer) if name == OPERATOR else _scores_of(reducer)[-1:]
+    return [bench.row(*score, reducer=name, budget=budget) for score in scores]
 
 
 def _scores_of(reducer: OneShot) -> list[tuple[str, str]]:

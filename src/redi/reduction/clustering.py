@@ -112,7 +112,7 @@ def ats(inside: Inside, count: int) -> Reduction:
 
 @dataclass(frozen=True, eq=False)
 class WordMerging:
-    """Merging by visual word, the inter-image idea of VWT (Wang et al., 2024): one-shot, no scores.
+    """Merging by visual word, the inter-image idea of VWT (Gee et al., TMLR 2025): one-shot, no scores.
 
     Patches of the same word of a corpus vocabulary become one token. The paper merges all of them, so
     its length varies; here clusters are joined, average linkage on the similarity of their words'

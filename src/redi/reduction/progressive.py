@@ -51,8 +51,11 @@ class Inside:
 
     @property
     def relevance(self) -> Float[Tensor, "batch patches"]:
-        """The given scores, or else the CLS attention of the block."""
-        return self.cls_attention if self.scores is None else self.scores
+        """The CLS attention of the block, or the given scores, scaled to add up to one as it does."""
+        if self.scores is None:
+            return self.cls_attention
+        scores = self.scores.clamp(min=0) + 1e-8
+        return scores / scores.sum(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ FURTHER = {
     "mean_distance": "Distance to mean",
     "centre": "Centre prior",
 }
+#: Columns that a terminal of 80 characters has no room for; compare.md has them.
+WIDE = ("Tokens", "95 %", "ρ")
 CORRECTED = (
     "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
     "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
@@ -77,8 +79,6 @@ def comparison_sheet(comparison: Comparison, reference: Row) -> Sheet:
     if comparison.study != "ablations":
         lines = sorted(lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
     notes = [CORRECTED, f"Δ ref, p ref, ρ and overlap: against {describe(reference)}."]
-    if any(line.row.labels == "gt" for line in lines):
-        notes.insert(0, ORACLE)
     return Sheet(
         f"{comparison.title}, {comparison.classifier} classifier, {reference.images} images",
         tuple(name for name, _ in columns),
@@ -171,10 +171,13 @@ def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
 
 def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) -> None:
     console = console or Console()
+    console.print(escape(f"{ORACLE}\n"))
     for sheet in all_sheets:
-        table = plain_table(sheet.title, sheet.columns)
+        shown = [k for k, name in enumerate(sheet.columns) if name not in WIDE]
+        table = plain_table(sheet.title, tuple(sheet.columns[k] for k in shown))
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
         for row in sheet.rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*(escape(row[k]) for k in shown))
         console.print(table)
         for note in sheet.notes:
             console.print(escape(note))
@@ -182,7 +185,7 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
 
 
 def to_markdown(all_sheets: Sequence[Sheet]) -> str:
-    lines: list[str] = []
+    lines = [ORACLE, ""]
     for sheet in all_sheets:
         lines += [f"### {sheet.title}", "", *(f"{note}  " for note in sheet.notes), ""]
         lines.append("| " + " | ".join(sheet.columns) + " |")
