@@ -22,11 +22,11 @@ from redi.bench import BenchConfig, BenchResult, Timing, read_bench, run_bench, 
 from redi.bench import run as run_module
 from redi.bench.measure import Group, affordable, interleave, measure, spread
 from redi.bench.memory import LiveTensors, peak_memory
+from redi.bench.paths import LOOPING, UNROLLED, TimedPath, compiled, random_backbone, timed_paths
 from redi.bench.run import DTYPES, MODES, bf16_obstacle, compile_obstacle
-from redi.bench.variants import Variant, compiled, random_backbone, variants
 from redi.cost import block_cost, cost_table
 from redi.errors import ArtifactError, ConfigError, InvalidInput
-from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, Progressive, Schedule
+from redi.reduction import ONE_SHOT, PROGRESSIVE, WORD_MERGING, Budget, Progressive, Schedule
 from redi.reduction.schedule import relative_cost, schedule_for_cost, schedule_for_tokens
 from redi.report.bench import print_bench
 
@@ -102,6 +102,17 @@ def test_schedules_meet_a_cost_and_a_number_of_tokens(name: str) -> None:
         assert schedule[-1] == pytest.approx(tokens, abs=2)
 
 
+@pytest.mark.parametrize("name", PROGRESSIVE)
+def test_the_bench_and_the_comparison_choose_the_same_schedule(name: str) -> None:
+    from redi import equal
+
+    on = equal.Geometry((14, 14), prefix=5, width=768, head_dim=64, depth=12)
+    reducer = PROGRESSIVE[name]
+    found = schedule_for_cost(reducer, 0.522, **VITB, depth=12)
+    assert found == equal.schedule_for_cost(reducer, 0.522, on)
+    assert relative_cost(reducer, found, **VITB) == equal.schedule_cost(reducer, found, on)
+
+
 def test_what_no_schedule_reaches_is_an_error_that_names_the_range() -> None:
     with pytest.raises(InvalidInput, match=r"cost 0\.010: .*can make 0\.\d{3} to 1\.000, 0\.\d{3}"):
         schedule_for_cost(PROGRESSIVE["tome"], 0.01, **VITB, depth=12)
@@ -159,11 +170,13 @@ def test_a_time_limit_lowers_the_repeats_to_no_fewer_than_three() -> None:
 def test_ratios_are_taken_within_repeats() -> None:
     """Three repeats on a machine that slows down; each call is made twice before, to warm up."""
     clock = FakeClock()
-    dense = Variant("dense", False, clock.work(9, 9, 10, 20, 60), cost=1.0, tokens=201)
-    ours = Variant("keep-merge-compress", False, clock.work(9, 9, 5, 16, 20), cost=0.5, tokens=107)
+    dense = TimedPath("dense", False, clock.work(9, 9, 10, 20, 60), cost=1.0, tokens=201)
+    ours = TimedPath(
+        "keep-merge-compress", False, clock.work(9, 9, 5, 16, 20), cost=0.5, tokens=107
+    )
     scored = replace(ours, scoring=True, forward=clock.work(40), cost=1.5)
-    prune = Variant("prune", False, clock.work(9, 9, 4, 10, 16), cost=0.4, tokens=107)
-    unreachable = Variant("tome", False, None, note="No schedule.")
+    prune = TimedPath("prune", False, clock.work(9, 9, 4, 10, 16), cost=0.4, tokens=107)
+    unreachable = TimedPath("tome", False, None, note="No schedule.")
     rows, overheads = measure(
         [dense, ours, scored, prune, unreachable],
         torch.zeros(1),
@@ -196,7 +209,7 @@ def test_ratios_are_taken_within_repeats() -> None:
 
 def test_compile_seconds_are_the_first_call_minus_the_second() -> None:
     clock = FakeClock()
-    path = Variant("dense", False, clock.work(9, 2), cost=1.0, tokens=201)
+    path = TimedPath("dense", False, clock.work(9, 2), cost=1.0, tokens=201)
     (row,), _ = measure(
         [path],
         torch.zeros(1),
@@ -224,16 +237,16 @@ def test_what_fails_is_noted_and_the_rest_is_measured() -> None:
         return pixels
 
     clock = FakeClock()
-    good = Variant("dense", False, clock.work(1.0), 1.0, 201)
+    good = TimedPath("dense", False, clock.work(1.0), 1.0, 201)
     options: dict[str, Any] = {"repeats": 3, "limit": 1, "clock": clock}
     inputs = torch.zeros(1), torch.zeros(1)
     rows, _ = measure(
-        [good, Variant("prune", False, hungry)], *inputs, Group(1, "fp32", "eager"), **options
+        [good, TimedPath("prune", False, hungry)], *inputs, Group(1, "fp32", "eager"), **options
     )
     assert rows[0].speedup == 1
     assert rows[1].note == "failed (OutOfMemoryError): Tried to allocate too much."
     rows, _ = measure(
-        [Variant("prune", False, breaking)],
+        [TimedPath("prune", False, breaking)],
         *inputs,
         Group(1, "fp32", "compile"),
         backend="eager",
@@ -242,6 +255,17 @@ def test_what_fails_is_noted_and_the_rest_is_measured() -> None:
     assert rows[0].median_ms is None
     assert rows[0].note.startswith("failed (")
     assert "\n" not in rows[0].note
+
+
+def test_reducers_that_loop_over_pairs_are_not_compiled(small: Backbone) -> None:
+    inputs = torch.randn(1, 3, 48, 48), torch.rand(1, 36)
+    paths = [path for path in timed_paths(small, LOOPING) if path.row != "dense"]
+    group = Group(1, "fp32", "compile")
+    rows, _ = measure(paths, *inputs, group, repeats=1, limit=1, backend="eager")
+    assert [(row.row, row.median_ms, row.note) for row in rows] == [
+        (name, None, UNROLLED) for name in LOOPING
+    ]
+    assert all(row.predicted is not None for row in rows)
 
 
 # Memory -------------------------------------------------------------------------------------------
@@ -280,7 +304,7 @@ def test_peak_memory_counts_intermediate_tensors_and_the_output() -> None:
 
 def test_a_shorter_sequence_needs_less_memory(small: Backbone) -> None:
     inputs = torch.randn(2, 3, 48, 48), torch.rand(2, 36)
-    dense, prune = variants(small, ("prune",), scoring=False)
+    dense, prune = timed_paths(small, ("prune",), scoring=False)
     assert dense.forward is not None
     assert prune.forward is not None
     peak = peak_memory(partial(dense.forward, *inputs), CPU)
@@ -289,21 +313,21 @@ def test_a_shorter_sequence_needs_less_memory(small: Backbone) -> None:
     assert peak_memory(partial(prune.forward, *inputs), CPU) < peak
 
 
-# Variants -----------------------------------------------------------------------------------------
+# Paths --------------------------------------------------------------------------------------------
 
 
-def test_variants_are_the_library_called_by_hand(backbone: Backbone) -> None:
+def test_paths_are_the_library_called_by_hand(backbone: Backbone) -> None:
     backbone = on_a_small_grid(backbone)
     pixels, scores = torch.randn(2, 3, 48, 48), torch.rand(2, 36)
     tokens = backbone.embed(pixels)
     watch = Watch(head_mean, blocks=(backbone.depth - 1,))
     expected = {("dense", False): backbone.encode(tokens, watch=(watch,))}
     mass = mass_of(watch.value(backbone.depth - 1), backbone.prefix)
-    for name in ONE_SHOT:
+    for name in set(ONE_SHOT) - {WORD_MERGING}:
         for scoring, used in ((False, scores), (True, mass)):
             reduction = ONE_SHOT[name].reduce(tokens.patches, used, Budget(), (6, 6))
             expected[name, scoring] = backbone.encode(tokens.reduced(reduction))
-    found = variants(backbone, ALL)
+    found = timed_paths(backbone, ALL)
     assert len({(path.row, path.scoring) for path in found}) == len(found)
     assert {path.row for path in found} == {"dense", *ALL}
     assert ("pool", True) not in {(path.row, path.scoring) for path in found}, "it needs no scores"
@@ -315,13 +339,15 @@ def test_variants_are_the_library_called_by_hand(backbone: Backbone) -> None:
             assert path.schedule is not None
             wanted = backbone.encode_progressively(tokens, PROGRESSIVE[path.row], path.schedule)
             expected[path.row, False] = wanted.hidden
+        if path.row == WORD_MERGING:
+            continue  # its words are the bench's own
         torch.testing.assert_close(
             output, expected[path.row, path.scoring], atol=1e-4, rtol=1e-4, msg=str(path)
         )
 
 
 def test_costs_are_those_of_table_3_and_peers_are_set_to_the_operators() -> None:
-    found = {str(path): path for path in variants(random_backbone("base"), ALL)}
+    found = {str(path): path for path in timed_paths(random_backbone("base"), ALL)}
     table = cost_table()[-1].reduced
     assert found["prune"].cost == pytest.approx(table, abs=1e-12)
     operator = found["keep-merge-compress"].cost
@@ -359,7 +385,7 @@ def test_each_compiles_once_to_one_graph_that_equals_eager(small: Backbone) -> N
     torch._dynamo.reset()
     backend = CountingBackend()
     inputs = [(torch.randn(2, 3, 48, 48), torch.rand(2, 36)) for _ in range(2)]
-    found = variants(small, ALL)
+    found = timed_paths(small, [name for name in ALL if name not in LOOPING])
     ready = []
     for number, path in enumerate(found, start=1):
         assert path.forward is not None
@@ -392,7 +418,7 @@ def test_inductor_gives_what_eager_gives() -> None:
         None,
         Preprocessing(72, 64, (0.5,) * 3, (0.5,) * 3),
     )
-    _, path = variants(small, ("keep-merge-compress",), scoring=False)
+    _, path = timed_paths(small, ("keep-merge-compress",), scoring=False)
     assert path.forward is not None
     inputs = torch.randn(2, 3, 64, 64), torch.rand(2, 16)
     output = compiled(path.forward)(*inputs)
@@ -415,7 +441,7 @@ def result(small: Backbone) -> BenchResult:
     saved: list[int] = []
     config = BenchConfig(
         backbone="small",
-        reducers=("keep-merge-compress", "prune", "tome"),
+        reducers=("keep-merge-compress", "prune"),
         batches=(2,),
         repeats=4,
         limit=1e9,
@@ -427,7 +453,7 @@ def result(small: Backbone) -> BenchResult:
         clock=ticking(),
         save=lambda so_far: saved.append(len(so_far.rows)),
     )
-    assert saved == [6 * group for group in range(1, 5)] + [24]
+    assert saved == [5 * group for group in range(1, 5)] + [20]
     return found
 
 
@@ -460,7 +486,6 @@ def test_what_was_measured_is_written_down(result: BenchResult) -> None:
     assert environment["device"] == "cpu"
     assert environment["threads"] == torch.get_num_threads()
     assert environment["config"]["batches"] == [2]
-    assert len(environment["schedules"]["tome"]) == 3
     assert "pixels" in environment["definitions"]["timed"]
     assert "three other views" in environment["definitions"]["scoring"]
 
@@ -520,7 +545,8 @@ def test_where_it_cannot_work_the_reason_stands_in_the_record(
     monkeypatch.setattr(run_module, "compile_obstacle", lambda device: "no compiler")
     monkeypatch.setattr(run_module, "bf16_obstacle", lambda device: "no BF16")
     config = BenchConfig(quick=True, dtypes=("fp32", "bf16"), modes=("eager", "compile"))
-    rows = run_bench(config, backbone=small).rows
+    found = run_bench(config, backbone=small)
+    rows = found.rows
     notes = {(row.dtype, row.mode): row.note for row in rows}
     assert notes == {
         ("fp32", "eager"): "",
@@ -531,6 +557,8 @@ def test_where_it_cannot_work_the_reason_stands_in_the_record(
     for row in rows:
         assert (row.median_ms is None) == (row.note != "")
         assert row.predicted is not None
+    assert set(found.environment["schedules"]) == set(PROGRESSIVE)
+    assert len(found.environment["schedules"]["tome"]) == small.depth
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

@@ -165,7 +165,7 @@ def test_a_users_scorer_and_reducers_need_no_change_in_the_package(
 ) -> None:
     bundle = ask(
         folder,
-        scorers=[f"{plugin}:contrast", f"redi_{plugin}:contrast"],
+        scorers=[f"{plugin}:contrast", f"redi_{plugin}:contrast", f"{plugin}:contrast@2"],
         labels=["gt", "predicted"],
         reducers=["prune", f"{plugin}:first", f"{plugin}:leaving"],
         keeps=[0.8],
@@ -174,6 +174,7 @@ def test_a_users_scorer_and_reducers_need_no_change_in_the_package(
     assert {row.reducer for row in rows} == {"prune", "first", "leaving"}
     assert {(row.scorer, row.labels) for row in rows if row.reducer == "prune"} == {
         ("contrast", ""),
+        ("contrast@2", ""),
         ("redi_contrast", "gt"),
         ("redi_contrast", "predicted"),
     }

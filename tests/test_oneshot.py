@@ -251,10 +251,10 @@ def test_pooling_equal_cells_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize("name", ["fuse", "pool"])
 def test_half_precision_is_computed_in_fp32(name: str) -> None:
-    patches, scores = random_case((14, 14))
-    rough = patches.bfloat16()
-    rounded = ONE_SHOT[name].reduce(rough, scores, Budget(), (14, 14))
-    expected = ONE_SHOT[name].reduce(rough.float(), scores, Budget(), (14, 14))
+    patches, scores = random_case((9, 9))
+    rough, budget = patches.bfloat16(), Budget(keep=0.0, merge=0.0, cells=3)
+    rounded = ONE_SHOT[name].reduce(rough, scores, budget, (9, 9))
+    expected = ONE_SHOT[name].reduce(rough.float(), scores, budget, (9, 9))
     assert rounded.tokens.dtype == torch.bfloat16
     assert torch.equal(rounded.tokens, expected.tokens.bfloat16())
     assert torch.equal(rounded.source, expected.source)
@@ -332,3 +332,15 @@ def test_it_is_traced_whole_and_once_for_all_batch_sizes(reducer: OneShot) -> No
         compilations.append(counter.frame_count)
     assert compilations[:2] == [1, 1], "a second batch of the same shape"
     assert compilations[-1] <= 2, "all other batch sizes"
+
+
+@pytest.mark.parametrize("name", ["prune", "fuse", "pool"])
+def test_no_more_tokens_come_out_than_go_in(name: str) -> None:
+    """On a 2x2 grid the paper's operator gives 2 + 4 tokens; on 14x14 a keep rate of 0.99 194 + 4."""
+    for grid, budget in (((2, 2), Budget()), ((14, 14), Budget(keep=0.99, merge=0.0))):
+        n = grid[0] * grid[1]
+        assert budget.tokens(n) > n
+        patches, scores = torch.randn(2, n, 3), torch.rand(2, n)
+        result = ONE_SHOT[name].reduce(patches, scores, budget, grid)
+        assert result.tokens.shape[1] == ONE_SHOT[name].tokens(budget, grid) == n
+        assert torch.equal(result.tokens, patches)

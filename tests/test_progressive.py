@@ -1,7 +1,8 @@
 """Progressive reducers: by hand, against loops written from their papers' equations, and inside
 the backbones against forwards with eager attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log, sqrt
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import one_hot, pad
 
 from families import make_model
-from redi.attention import cls_rows, head_mean
+from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.backbone.watch import attention_forward
 from redi.errors import InvalidInput
@@ -421,17 +422,27 @@ def test_cls_attention_is_the_softmax_with_log_sizes(prefix: int) -> None:
             torch.testing.assert_close(given.cls_attention[image], torch.tensor(expected))
 
 
-def test_given_scores_replace_the_attention() -> None:
+def test_given_scores_replace_the_attention_as_shares_of_their_sum() -> None:
     inside = make_inside(9, 1)
     assert torch.equal(inside.relevance, inside.cls_attention)
-    scores = torch.rand(3, 9)
+    assert torch.equal(inside.weights, inside.cls_attention)
+    scores = 5 * torch.rand(3, 9)
     scored = replace(inside, scores=scores)
     assert torch.equal(scored.relevance, scores)
     result = evit(scored, 4)
     for image in range(3):
-        expected = naive_evit(image_of(inside, image).patches, scores[image].tolist(), 4)
+        omega = [float(score) + 1e-4 for score in scores[image]]
+        shares = [weight / sum(omega) for weight in omega]
+        torch.testing.assert_close(scored.weights[image], torch.tensor(shares))
+        expected = naive_evit(image_of(inside, image).patches, shares, 4)
         assert result.positions[image].tolist() == expected.positions
+        assert result.source[image].tolist() == expected.source
         torch.testing.assert_close(result.tokens[image], torch.tensor(expected.tokens))
+
+
+def test_negative_scores_keep_their_order() -> None:
+    inside = replace(make_inside(4, 1), scores=torch.tensor([[-4.0, -3, -2, -1]] * 3))
+    assert evit(inside, 3).positions[:, :2].tolist() == [[2, 3]] * 3
 
 
 @progressives
@@ -554,20 +565,36 @@ def test_the_halves_are_the_block_to_the_last_bit(backbone: Backbone, pixels: Te
         hidden = whole
 
 
+@contextmanager
+def inputs_of_linear_layers(module: nn.Module) -> Iterator[list[Tensor]]:
+    seen: list[Tensor] = []
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in layers
+    ]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
 def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tensor) -> None:
     tokens = backbone.embed(pixels)
     for block in range(3):
         schedule = (36,) * block + (30,) * (3 - block)
         recorder = Recorder(PEERS["evit"])
-        backbone.encode_progressively(tokens, recorder.progressive, schedule)
+        with inputs_of_linear_layers(backbone.blocks[block].get_submodule("attention")) as seen:
+            backbone.encode_progressively(tokens, recorder.progressive, schedule)
         (inside,) = recorder.insides
-        means, rows = Watch(head_mean, [block]), Watch(cls_rows, [block])
-        backbone.encode(tokens, stop=block + 1, watch=[means, rows])
         assert (inside.block, inside.depth, inside.prefix) == (block, 3, backbone.prefix)
-        logits = inside.query @ inside.key.transpose(2, 3) * inside.scale
-        torch.testing.assert_close(logits.softmax(dim=-1).mean(dim=1), means.value(block))
-        attention = rows.value(block).mean(dim=1)[:, backbone.prefix :]
-        torch.testing.assert_close(inside.cls_attention, attention)
+        attention = (inside.query @ inside.key.transpose(2, 3) * inside.scale).softmax(dim=-1)
+        # The last layer of an attention module is its output projection.
+        context = (attention @ inside.value).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(context, seen[-1], atol=1e-5, rtol=1e-5)
+        rows = Watch(cls_rows, [block])
+        backbone.encode(tokens, stop=block + 1, watch=[rows])
+        watched = rows.value(block).mean(dim=1)[:, backbone.prefix :]
+        torch.testing.assert_close(inside.cls_attention, watched)
 
 
 @progressives

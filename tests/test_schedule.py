@@ -165,3 +165,10 @@ def test_bad_schedules_are_refused(schedule: Schedule, message: str) -> None:
 @pytest.mark.parametrize("schedule", [(36, 36, 36), (36, 20, 20), (18, 9, 5), (1, 1, 1)])
 def test_good_schedules_are_not_refused(schedule: Schedule) -> None:
     check_schedule(schedule, 36, 3)
+
+
+def test_matching_can_halve_a_block_at_most() -> None:
+    check_schedule((18, 9, 5), 36, 3, halving=True)
+    check_schedule((10, 9, 5), 36, 3)
+    with pytest.raises(InvalidInput, match="at most halve the tokens"):
+        check_schedule((17, 9, 5), 36, 3, halving=True)

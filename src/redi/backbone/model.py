@@ -170,8 +170,10 @@ class Backbone(nn.Module):
         ``schedule[k]`` patch tokens leave block k. A block that removes nothing is left alone.
         ``scores`` are handed to the reducer, the best of its members for a merged token.
         """
-        check_schedule(schedule, tokens.patches.shape[1], self.depth)
         batch, n = tokens.patches.shape[:2]
+        check_schedule(schedule, n, self.depth, reducer.halving)
+        if scores is not None and scores.shape != (batch, n):
+            raise InvalidInput(f"There are scores {list(scores.shape)} for {[batch, n]} patches.")
         sizes = torch.ones(batch, n, device=tokens.patches.device)
         source = torch.arange(n, device=sizes.device).expand(batch, -1)
         bias: Tensor | None = None

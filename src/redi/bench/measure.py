@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from redi.bench.memory import peak_memory
+from redi.bench.paths import LOOPING, OPERATOR, UNROLLED, Pixels, Scores, TimedPath, compiled
 from redi.bench.records import DENSE, Overhead, Timing
-from redi.bench.variants import OPERATOR, Pixels, Scores, Variant, compiled
 from redi.progress import say
 
 #: The reducer that the overhead of the paper's operator is measured against.
@@ -81,7 +81,7 @@ def affordable(repeats: int, limit: float, seconds: Sequence[float]) -> int:
 
 
 class Prepared(NamedTuple):
-    """A variant after its warm-up."""
+    """A path after its warm-up."""
 
     call: Call
     warm: float  # seconds of the second call
@@ -90,7 +90,7 @@ class Prepared(NamedTuple):
 
 @torch.inference_mode()
 def measure(
-    paths: Sequence[Variant],
+    paths: Sequence[TimedPath],
     pixels: Pixels,
     scores: Scores,
     group: Group,
@@ -100,10 +100,10 @@ def measure(
     backend: Any = "inductor",
     clock: Clock = perf_counter,
 ) -> tuple[list[Timing], list[Overhead]]:
-    """Warm up, time in turn, then look at memory. A variant that fails carries a note."""
+    """Warm up, time in turn, then look at memory. A path that fails carries a note."""
     device = pixels.device
     synchronise = partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
-    ready: dict[Variant, Prepared] = {}
+    ready: dict[TimedPath, Prepared] = {}
     notes = {path: path.note for path in paths}
     for path in paths:
         if path.forward is None:
@@ -112,6 +112,9 @@ def measure(
         # In eager mode only what torch itself gives up on: out of memory, no such kernel.
         expected: type[Exception] = RuntimeError
         if group.mode == "compile":
+            if path.row in LOOPING:
+                notes[path] = UNROLLED
+                continue
             say(f"  compiling {path}")
             forward, expected = compiled(forward, backend), Exception
         call = partial(forward, pixels, scores)
@@ -149,7 +152,7 @@ def measure(
 
 
 def timing(
-    path: Variant,
+    path: TimedPath,
     group: Group,
     *,
     seconds: Sequence[float] | None = None,
@@ -184,7 +187,7 @@ def timing(
     )
 
 
-def overheads(group: Group, seconds: Mapping[Variant, Sequence[float]]) -> list[Overhead]:
+def overheads(group: Group, seconds: Mapping[TimedPath, Sequence[float]]) -> list[Overhead]:
     """(operator - prune) / prune within each repeat, without scoring, where both were timed."""
     plain = {path.row: values for path, values in seconds.items() if not path.scoring}
     if OPERATOR not in plain or PRUNE not in plain:

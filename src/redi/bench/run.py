@@ -18,8 +18,8 @@ from torch import Tensor
 from redi import __version__
 from redi.backbone import Backbone, load_backbone
 from redi.bench.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
+from redi.bench.paths import OPERATOR, SIZES, TimedPath, random_backbone, timed_paths
 from redi.bench.records import DEFINITIONS, BenchResult
-from redi.bench.variants import OPERATOR, SIZES, Variant, random_backbone, variants
 from redi.distributed import choose_device
 from redi.errors import ConfigError
 from redi.progress import say
@@ -114,7 +114,7 @@ def run_bench(
         for dtype in plan.dtypes:
             unable = bf16_obstacle(device) if dtype == "bf16" else ""
             copy = model if unable else deepcopy(model).to(device, DTYPES[dtype])
-            paths = variants(copy, plan.reducers, plan.scoring, plan.budget)
+            paths = timed_paths(copy, plan.reducers, plan.scoring, plan.budget)
             for batch, mode in product(plan.batches, plan.modes):
                 group = Group(batch, dtype, mode)
                 say(str(group))
@@ -190,7 +190,7 @@ def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) ->
     gpu = device.type == "cuda"
     processor = torch.cpu.get_capabilities()
     native = any(value for name, value in processor.items() if "bf16" in name)
-    paths: Sequence[Variant] = variants(backbone, plan.reducers, False, plan.budget)
+    paths: Sequence[TimedPath] = timed_paths(backbone, plan.reducers, False, plan.budget)
     return {
         "redi": __version__,
         "torch": torch.__version__,

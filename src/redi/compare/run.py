@@ -183,10 +183,12 @@ def _with_plugins(request: Request | None) -> tuple[Catalogue, Request | None]:
         if not is_plugin(text):
             continue
         prefix, file = _split_product(text)
-        plugin = load_plugin(file)
+        path, _, name = file.rpartition(":")
+        name, at, block = name.partition("@")
+        plugin = load_plugin(f"{path}:{name}")
         (scorers if text in request.scorers else reducers)[plugin.name] = plugin.value
         digests[plugin.name] = plugin.digest
-        names[text] = prefix + plugin.name
+        names[text] = prefix + plugin.name + at + block
     renamed = Request(
         **{
             **vars(request),

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize, one_hot
 
 from redi.grid import Grid
 from redi.reduction.budget import Budget
+from redi.reduction.oneshot import tokens_of
 from redi.reduction.progressive import Inside, Progressive
 from redi.reduction.result import Reduction, places, take
 from redi.reduction.schedule import thrice
@@ -72,8 +73,10 @@ def token_pooling(inside: Inside, count: int) -> Reduction:
     follow. A token comes out as its cluster's weighted mean, at the position of its nearest member.
     """
     patches = inside.patches.float()
-    weights = inside.relevance.float().clamp(min=1e-8)
-    seeds = weights.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+    weights = inside.weights.float().clamp(min=1e-8)
+    seeds = (
+        inside.relevance.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+    )
     centres = take(patches, seeds)
     for _ in range(ROUNDS):
         member = one_hot(_distances(patches, centres).argmin(dim=2), count).transpose(1, 2)
@@ -129,7 +132,7 @@ class WordMerging:
         budget: Budget,
         _grid: Grid,
     ) -> Reduction:
-        count = budget.tokens(patches.shape[1])
+        count = tokens_of(budget, patches.shape[1])
         own = normalize(patches.float(), dim=-1)
         words = self.centroids.to(own.device)[(own @ self.centroids.to(own.device).T).argmax(dim=2)]
         similarity = words @ words.transpose(1, 2) + TIE_BREAK * own @ own.transpose(1, 2)

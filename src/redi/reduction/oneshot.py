@@ -32,15 +32,23 @@ class OneShot:
 
     reduce: Callable[[Patches, Scores, Budget, Grid], Reduction]
     #: Patch tokens that come out.
-    tokens: Callable[[Budget, Grid], int] = lambda budget, grid: budget.tokens(grid[0] * grid[1])
+    tokens: Callable[[Budget, Grid], int] = lambda budget, grid: tokens_of(
+        budget, grid[0] * grid[1]
+    )
     #: Multiply-adds of its own matrix products: (budget, grid, width).
     products: Callable[[Budget, Grid, int], int] = lambda budget, grid, width: 0
     scored: bool = True  # whether it looks at the scores
 
 
+def tokens_of(budget: Budget, patches: int) -> int:
+    """As many as the paper's operator gives, but never more than there are: on a tiny grid its summary
+    tokens can outnumber what they stand for."""
+    return min(budget.tokens(patches), patches)
+
+
 def prune(patches: Patches, scores: Scores, budget: Budget, _grid: Grid) -> Reduction:
     """Top-K: the highest scores stay, in raster order, and the rest is dropped."""
-    count = budget.tokens(patches.shape[1])
+    count = tokens_of(budget, patches.shape[1])
     keep = _ranking(scores)[:, :count].sort(dim=1).values
     return Reduction(take(patches, keep), keep, places(keep, patches.shape[1]))
 
@@ -50,7 +58,7 @@ def fuse(patches: Patches, scores: Scores, budget: Budget, grid: Grid) -> Reduct
 
     EViT's idea (Liang et al., ICLR 2022) in one step. The weights are the paper's omega.
     """
-    n, count = patches.shape[1], budget.tokens(patches.shape[1])
+    n, count = patches.shape[1], tokens_of(budget, patches.shape[1])
     if count == n:
         return prune(patches, scores, budget, grid)
     ranking = _ranking(scores)
@@ -78,7 +86,7 @@ def pool(patches: Patches, _scores: Scores, budget: Budget, grid: Grid) -> Reduc
     cell = (down[:, None] * cell_columns + across).flatten()
     member = torch.nn.functional.one_hot(cell, cell_rows * cell_columns).T
     exact = torch.promote_types(patches.dtype, torch.float32)
-    share = (member / member.sum(dim=1, keepdim=True)).to(exact)
+    share = member.to(exact) / member.sum(dim=1, keepdim=True)
     # Cells are blocks of consecutive rows and columns, so their middle is the mean of their ends.
     middle = _middle(down, cell_rows)[:, None] * columns + _middle(across, cell_columns)
     batch = len(patches)
@@ -124,7 +132,11 @@ def _needs_words(*_: object) -> Reduction:
 
 
 ONE_SHOT: dict[str, OneShot] = {
-    "keep-merge-compress": OneShot(keep_merge_compress, products=_operator_products),
+    "keep-merge-compress": OneShot(
+        keep_merge_compress,
+        tokens=lambda budget, grid: budget.tokens(grid[0] * grid[1]),
+        products=_operator_products,
+    ),
     "prune": OneShot(prune),
     "fuse": OneShot(fuse),
     "pool": OneShot(

@@ -47,6 +47,7 @@ def pitome(inside: Inside, count: int) -> Reduction:
     remove = n - count
     keys = normalize(inside.keys, dim=-1)
     similarity = keys @ keys.transpose(1, 2)
+    similarity.diagonal(dim1=1, dim2=2).fill_(1)  # the same for all, whatever rounding says
     margin = PITOME_MARGIN * (1 - inside.block / inside.depth)
     far = PITOME_ALPHA * ((similarity - margin).exp() - 1)
     energy = torch.where(similarity >= margin, similarity, far).mean(dim=2)
@@ -65,11 +66,11 @@ def evit(inside: Inside, count: int) -> Reduction:
     do not add up to one. It stands last and competes like any other token later on.
     """
     n = inside.patches.shape[1]
-    weights = inside.relevance
-    ranking = weights.argsort(dim=1, descending=True, stable=True)
+    ranking = inside.relevance.argsort(dim=1, descending=True, stable=True)
     keep, rest = ranking[:, : count - 1].sort(dim=1).values, ranking[:, count - 1 :]
-    weights = weights.gather(1, rest).to(inside.patches.dtype)
-    fused = weights[:, None] @ take(inside.patches, rest)
+    exact = torch.promote_types(inside.patches.dtype, torch.float32)
+    weights = inside.weights.gather(1, rest).to(exact)
+    fused = (weights[:, None] @ take(inside.patches, rest).to(exact)).to(inside.patches.dtype)
     source = places(keep, n)
     return Reduction(
         torch.cat([take(inside.patches, keep), fused], dim=1),
@@ -83,6 +84,7 @@ PEERS: dict[str, Progressive] = {
     "tome": Progressive(
         tome,
         constant,
+        halving=True,
         products=lambda before, after, width, head_dim: (
             before * before * head_dim // 4 + (before - after) * (before + 1) // 2 * width
         ),
@@ -90,6 +92,7 @@ PEERS: dict[str, Progressive] = {
     "pitome": Progressive(
         pitome,
         ratio,
+        halving=True,
         products=lambda before, after, width, head_dim: (
             before * before * head_dim + (before - after) ** 2 * width
         ),

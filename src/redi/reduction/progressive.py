@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from redi.reduction.operator import OFFSET
 from redi.reduction.result import Reduction, places, take
 
 Schedule = tuple[int, ...]
@@ -51,20 +52,26 @@ class Inside:
 
     @property
     def relevance(self) -> Float[Tensor, "batch patches"]:
-        """The CLS attention of the block, or the given scores, scaled to add up to one as it does."""
+        """The given scores, or else the CLS attention of the block."""
+        return self.cls_attention if self.scores is None else self.scores
+
+    @property
+    def weights(self) -> Float[Tensor, "batch patches"]:
+        """Relevance as positive weights: attention as it is, scores scaled to add up to one."""
         if self.scores is None:
             return self.cls_attention
-        scores = self.scores.clamp(min=0) + 1e-8
-        return scores / scores.sum(dim=1, keepdim=True)
+        positive = self.scores.float().clamp(min=0) + OFFSET
+        return positive / positive.sum(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class Progressive:
     """A reducer that shortens the sequence block by block."""
 
-    step: Callable[[Inside, int], Reduction]
+    step: Callable[[Inside, int], Reduction]  # the count is less than the tokens it is given
     #: (patches, depth, strength of 0 to 1) -> patch tokens that leave each block.
     schedule: Callable[[int, int, float], Schedule]
+    halving: bool = False  # whether a step can remove half of the tokens at most
     scored: bool = False  # whether it looks at scores given from outside
     proportional: bool = True  # whether attention to a token grows with the log of its size
     #: Multiply-adds of one step's matrix products: (before, after, width, head_dim).

@@ -2,8 +2,8 @@
 the strength that meets a number of tokens or a cost.
 
 A shape is a function of (patches, depth, strength): strength 0 removes nothing, 1 as much as the
-shape allows. No block may remove more than half of its patch tokens, which is what bipartite
-matching can do.
+shape allows. ``constant`` and ``ratio`` never remove more than half of a block's patch tokens, which is
+all that bipartite matching can do.
 """
 
 from collections.abc import Callable
@@ -53,12 +53,14 @@ def _rounded(patches: int, wanted: list[float]) -> Schedule:
     return tuple(min(max(round(count), 1), patches) for count in wanted)
 
 
-def check_schedule(schedule: Schedule, patches: int, depth: int) -> None:
+def check_schedule(schedule: Schedule, patches: int, depth: int, halving: bool = False) -> None:
     """Counts must not grow from block to block, and there must be one a block."""
     if len(schedule) != depth:
         raise InvalidInput(f"A schedule names the tokens after each of {depth} blocks: {schedule}.")
     if any(not 1 <= after <= before for before, after in pairwise((patches, *schedule))):
         raise InvalidInput(f"Token counts must fall from {patches} to at least 1: {schedule}.")
+    if halving and any(2 * after < before for before, after in pairwise((patches, *schedule))):
+        raise InvalidInput(f"This reducer can at most halve the tokens in a block: {schedule}.")
 
 
 def relative_cost(

@@ -1,12 +1,13 @@
 """The paths through a backbone that are compared: from pixels to final hidden states."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from redi.attention import head_mean
@@ -16,13 +17,26 @@ from redi.backbone.loading import DEFAULT_MEAN, DEFAULT_STD
 from redi.bench.records import DENSE
 from redi.cost import block_cost
 from redi.errors import InvalidInput
-from redi.reduction import ONE_SHOT, PROGRESSIVE, OneShot, Progressive, Schedule
+from redi.reduction import (
+    ONE_SHOT,
+    PROGRESSIVE,
+    WORD_MERGING,
+    OneShot,
+    Progressive,
+    Schedule,
+    WordMerging,
+)
 from redi.reduction.budget import Budget
 from redi.reduction.schedule import relative_cost, schedule_for_cost
 from redi.score import norm01
 
 #: The paper's operator, whose analytic cost progressive reducers are set to.
 OPERATOR = "keep-merge-compress"
+#: Reducers with a Python loop of one step a merged pair, which a compiler would unroll.
+LOOPING = (WORD_MERGING, "atc")
+UNROLLED = "not compiled: its loop of one step a merged pair would be unrolled"
+#: Visual words of random direction, for merging by word: as many as the paper has.
+WORDS = 512
 #: (width, heads) of random ViTs in DINOv3's layout.
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 
@@ -32,7 +46,7 @@ Forward = Callable[[Pixels, Scores], Tensor]
 
 
 @dataclass(frozen=True)
-class Variant:
+class TimedPath:
     """A path, its analytic cost and what it leaves."""
 
     row: str
@@ -66,31 +80,35 @@ def random_backbone(size: str) -> Backbone:
     return Backbone(model, FAMILIES["dinov3_vit"], None, preprocessing)
 
 
-def variants(
+def timed_paths(
     backbone: Backbone, reducers: Sequence[str], scoring: bool = True, budget: Budget = Budget()
-) -> list[Variant]:
+) -> list[TimedPath]:
     """Dense, then each reducer; those that look at scores also with the pass that makes them."""
-    found = [Variant(DENSE, False, _dense(backbone), 1.0, backbone.prefix + _patches(backbone))]
+    found = [TimedPath(DENSE, False, _dense(backbone), 1.0, backbone.prefix + _patches(backbone))]
     for name in reducers:
         if name in ONE_SHOT:
-            found += _one_shot_variants(backbone, name, scoring, budget)
+            found += _one_shot_paths(backbone, name, scoring, budget)
         else:
-            found.append(_progressive_variant(backbone, name, budget))
+            found.append(_progressive_path(backbone, name, budget))
     return found
 
 
-def _one_shot_variants(
+def _one_shot_paths(
     backbone: Backbone, name: str, scoring: bool, budget: Budget
-) -> list[Variant]:
+) -> list[TimedPath]:
     reducer = ONE_SHOT[name]
+    if name == WORD_MERGING:
+        generator = torch.Generator().manual_seed(0)
+        words = normalize(torch.randn(WORDS, backbone.width, generator=generator), dim=1)
+        reducer = replace(reducer, reduce=WordMerging(words.to(backbone.device)))
     cost, tokens = one_shot_cost(backbone, reducer, budget)
-    found = [Variant(name, False, _one_shot(backbone, reducer, budget), cost, tokens)]
+    found = [TimedPath(name, False, _one_shot(backbone, reducer, budget), cost, tokens)]
     if scoring and reducer.scored:
-        found.append(Variant(name, True, _scored(backbone, reducer, budget), cost + 1, tokens))
+        found.append(TimedPath(name, True, _scored(backbone, reducer, budget), cost + 1, tokens))
     return found
 
 
-def _progressive_variant(backbone: Backbone, name: str, budget: Budget) -> Variant:
+def _progressive_path(backbone: Backbone, name: str, budget: Budget) -> TimedPath:
     reducer = PROGRESSIVE[name]
     shape = {
         "patches": _patches(backbone),
@@ -102,10 +120,10 @@ def _progressive_variant(backbone: Backbone, name: str, budget: Budget) -> Varia
     try:
         schedule = schedule_for_cost(reducer, target, **shape, depth=backbone.depth)
     except InvalidInput as error:
-        return Variant(name, False, None, note=str(error))
+        return TimedPath(name, False, None, note=str(error))
     cost = relative_cost(reducer, schedule, **shape)
     forward = _progressive(backbone, reducer, schedule)
-    return Variant(name, False, forward, cost, backbone.prefix + schedule[-1], schedule)
+    return TimedPath(name, False, forward, cost, backbone.prefix + schedule[-1], schedule)
 
 
 def one_shot_cost(backbone: Backbone, reducer: OneShot, budget: Budget) -> tuple[float, int]:
