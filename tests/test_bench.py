@@ -1,7 +1,5 @@
 """Measured speed: what is timed, the arithmetic of the records, and the schedules that peers get."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,10 +22,9 @@ from redi.bench.measure import Group, affordable, interleave, measure, spread
 from redi.bench.memory import LiveTensors, peak_memory
 from redi.bench.paths import LOOPING, UNROLLED, TimedPath, compiled, random_backbone, timed_paths
 from redi.bench.run import DTYPES, MODES, bf16_obstacle, compile_obstacle
-from redi.cost import block_cost, cost_table
-from redi.errors import ArtifactError, ConfigError, InvalidInput
-from redi.reduction import ONE_SHOT, PROGRESSIVE, WORD_MERGING, Budget, Progressive, Schedule
-from redi.reduction.schedule import relative_cost, schedule_for_cost, schedule_for_tokens
+from redi.cost import cost_table
+from redi.errors import ArtifactError, ConfigError
+from redi.reduction import ONE_SHOT, PROGRESSIVE, WORD_MERGING, Budget
 from redi.report.bench import print_bench
 
 CPU = torch.device("cpu")
@@ -64,73 +61,6 @@ def on_a_small_grid(backbone: Backbone) -> Backbone:
 @pytest.fixture(scope="module")
 def small(dinov3: Backbone) -> Backbone:
     return on_a_small_grid(dinov3)
-
-
-# Schedules ----------------------------------------------------------------------------------------
-
-
-def test_relative_cost_by_hand() -> None:
-    reducer = Progressive(
-        step=lambda inside, count: pytest.fail("the step is not run"),
-        schedule=lambda patches, depth, strength: (),
-        products=lambda before, after, width, head_dim: 1000 * before + 10 * after + head_dim,
-    )
-    schedule = (8, 6, 6)  # of 8 patches and 1 prefix token; only the second block removes some
-    blocks = sum(
-        4 * before * 16 + 2 * before**2 * 4 + 8 * after * 16
-        for before, after in ((9, 9), (9, 7), (7, 7))
-    )
-    own = 8000 + 60 + 2
-    cost = relative_cost(reducer, schedule, patches=8, prefix=1, width=4, head_dim=2)
-    assert cost == pytest.approx((blocks + own) / (3 * block_cost(9, 4)))
-
-
-@pytest.mark.parametrize("name", PROGRESSIVE)
-def test_removing_nothing_costs_what_the_dense_blocks_cost(name: str) -> None:
-    assert relative_cost(PROGRESSIVE[name], (196,) * 12, **VITB) == 1
-
-
-@pytest.mark.parametrize("name", PROGRESSIVE)
-def test_schedules_meet_a_cost_and_a_number_of_tokens(name: str) -> None:
-    reducer = PROGRESSIVE[name]
-    for target in (0.9, cost_table()[-1].reduced, 0.6):
-        schedule = schedule_for_cost(reducer, target, **VITB, depth=12)
-        assert len(schedule) == 12
-        assert relative_cost(reducer, schedule, **VITB) == pytest.approx(target, abs=0.01)
-    for tokens in (196, 150, 102, 60):
-        schedule = schedule_for_tokens(reducer, tokens, patches=196, depth=12)
-        assert schedule[-1] == pytest.approx(tokens, abs=2)
-
-
-@pytest.mark.parametrize("name", PROGRESSIVE)
-def test_the_bench_and_the_comparison_choose_the_same_schedule(name: str) -> None:
-    from redi import equal
-
-    on = equal.Geometry((14, 14), prefix=5, width=768, head_dim=64, depth=12)
-    reducer = PROGRESSIVE[name]
-    found = schedule_for_cost(reducer, 0.522, **VITB, depth=12)
-    assert found == equal.schedule_for_cost(reducer, 0.522, on)
-    assert relative_cost(reducer, found, **VITB) == equal.schedule_cost(reducer, found, on)
-
-
-def test_what_no_schedule_reaches_is_an_error_that_names_the_range() -> None:
-    with pytest.raises(InvalidInput, match=r"cost 0\.010: .*can make 0\.\d{3} to 1\.000, 0\.\d{3}"):
-        schedule_for_cost(PROGRESSIVE["tome"], 0.01, **VITB, depth=12)
-    with pytest.raises(InvalidInput, match=r"ends with 300 .* leave 1 to 196, 196 is the closest"):
-        schedule_for_tokens(PROGRESSIVE["evit"], 300, patches=196, depth=12)
-
-
-def test_of_two_equally_close_schedules_the_weaker_wins() -> None:
-    def shape(patches: int, depth: int, strength: float) -> Schedule:
-        return (11 if strength < 0.5 else 9,) * depth
-
-    reducer = replace(PROGRESSIVE["tome"], schedule=shape)
-    assert schedule_for_tokens(reducer, 10, patches=20, depth=2) == (11, 11)
-
-
-@pytest.mark.parametrize("module", ["redi.cost", "redi.reduction.schedule"])
-def test_no_import_depends_on_another_one_before(module: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
 
 
 # Timing -------------------------------------------------------------------------------------------

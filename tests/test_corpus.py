@@ -176,7 +176,7 @@ def test_a_classifier_that_is_sure_and_right_is_the_oracle(source: str) -> None:
 
 
 def test_shuffled_permutes_the_labels_and_depends_on_the_seed_alone() -> None:
-    labels = torch.arange(60) % 7
+    labels = torch.arange(60) ** 2 % 7  # some classes more often than others
     term = numbered(7)
     shuffled = labels_of(word_weights(term, "shuffled", labels, None, range(60), 5))
     assert Counter(shuffled) == Counter(labels.tolist())

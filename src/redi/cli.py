@@ -254,6 +254,61 @@ def compare(
 
 
 @app.command()
+def bench(
+    backbone: Annotated[str, typer.Option(help="Hub name or folder of a checkpoint.")] = "",
+    size: Annotated[
+        str, typer.Option(help="Or a ViT of random weights: tiny, small or base (the default).")
+    ] = "",
+    reducer: Annotated[
+        list[str] | None, typer.Option(help="All without it; may be given more than once.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Images a call: 1, 8 and 32; on a GPU 64 and 128 too.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="fp32, bf16; both without it.")] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="eager (SDPA), compile; both without it.")
+    ] = None,
+    scoring: Annotated[
+        bool, typer.Option(help="Time one-shot reducers also with the pass that makes scores.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats (20).")] = 0,
+    limit: Annotated[
+        float, typer.Option(help="Seconds a configuration may be timed; at least 3 repeats.")
+    ] = 60.0,
+    threads: Annotated[int, typer.Option(help="CPU threads of torch; 0: its own choice.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test of a minute.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the records go.")] = Path("bench.json"),
+) -> None:
+    """Measured speed of the dense path and of every reducer on this machine.
+
+    Examples: `redi bench --quick`, `redi bench --size base --batch 8 --dtype fp32 --mode eager`,
+    `redi bench --backbone facebook/dinov2-small --reducer tome --reducer prune`.
+    """
+    from redi.bench import BenchConfig, run_bench, write_bench
+    from redi.report.bench import print_bench
+
+    config = BenchConfig(
+        backbone=backbone,
+        size=size,
+        reducers=tuple(reducer or ()),
+        batches=tuple(batch or ()),
+        dtypes=tuple(dtype or ()),
+        modes=tuple(mode or ()),
+        scoring=scoring,
+        repeats=repeats,
+        limit=limit,
+        threads=threads,
+        device=device,
+        quick=quick,
+    )
+    result = run_bench(config, save=lambda found: write_bench(out, found))
+    print_bench(result)
+    typer.echo(f"records: {out}")
+
+
+@app.command()
 def cost(
     patches: Annotated[int, typer.Option(help="Patches of one image.")] = 196,
     prefix: Annotated[int, typer.Option(help="CLS, register and distillation tokens.")] = 5,

@@ -12,8 +12,9 @@ from redi.cost import block_cost, progressive_cost
 from redi.errors import ConfigError
 from redi.grid import Grid
 from redi.reduction import Budget, OneShot, Progressive, Schedule
-from redi.reduction.schedule import STEPS
 
+#: Strengths of a schedule's shape that are tried.
+STEPS = 4000
 #: How far from a wanted relative cost a row may lie and still bear its name.
 TOLERANCE = 0.02
 

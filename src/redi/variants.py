@@ -15,6 +15,7 @@ from redi.corpus import LABEL_SOURCES, TERMS
 from redi.errors import ConfigError
 from redi.reduction import (
     ONE_SHOT,
+    OPERATOR,
     PROGRESSIVE,
     WORD_MERGING,
     Budget,
@@ -28,7 +29,6 @@ from redi.scorers import SCORERS
 from redi.views import MEAN_WEIGHT
 
 DEFAULT_BUDGET = Budget()
-OPERATOR = "keep-merge-compress"
 #: Prefix of a product's name and the corpus term it multiplies with: redi_mass, bm25_mass.
 PRODUCT_TERMS = {"redi": "tfidf", "bm25": "bm25"}
 

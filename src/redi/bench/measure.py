@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from redi.bench.memory import peak_memory
-from redi.bench.paths import LOOPING, OPERATOR, UNROLLED, Pixels, Scores, TimedPath, compiled
+from redi.bench.paths import LOOPING, UNROLLED, Pixels, Scores, TimedPath, compiled
 from redi.bench.records import DENSE, Overhead, Timing
 from redi.progress import say
+from redi.reduction import OPERATOR
 
 #: The reducer that the overhead of the paper's operator is measured against.
 PRUNE = "prune"

@@ -15,10 +15,11 @@ from redi.backbone import Backbone, Preprocessing, Tokens, Watch
 from redi.backbone.families import FAMILIES
 from redi.backbone.loading import DEFAULT_MEAN, DEFAULT_STD
 from redi.bench.records import DENSE
-from redi.cost import block_cost
-from redi.errors import InvalidInput
+from redi.equal import Geometry, one_shot_cost, schedule_cost, schedule_for_cost
+from redi.errors import ConfigError
 from redi.reduction import (
     ONE_SHOT,
+    OPERATOR,
     PROGRESSIVE,
     WORD_MERGING,
     OneShot,
@@ -27,11 +28,8 @@ from redi.reduction import (
     WordMerging,
 )
 from redi.reduction.budget import Budget
-from redi.reduction.schedule import relative_cost, schedule_for_cost
 from redi.score import norm01
 
-#: The paper's operator, whose analytic cost progressive reducers are set to.
-OPERATOR = "keep-merge-compress"
 #: Reducers with a Python loop of one step a merged pair, which a compiler would unroll.
 LOOPING = (WORD_MERGING, "atc")
 UNROLLED = "not compiled: its loop of one step a merged pair would be unrolled"
@@ -84,7 +82,11 @@ def timed_paths(
     backbone: Backbone, reducers: Sequence[str], scoring: bool = True, budget: Budget = Budget()
 ) -> list[TimedPath]:
     """Dense, then each reducer; those that look at scores also with the pass that makes them."""
-    found = [TimedPath(DENSE, False, _dense(backbone), 1.0, backbone.prefix + _patches(backbone))]
+    found = [
+        TimedPath(
+            DENSE, False, _dense(backbone), 1.0, backbone.prefix + Geometry.of(backbone).patches
+        )
+    ]
     for name in reducers:
         if name in ONE_SHOT:
             found += _one_shot_paths(backbone, name, scoring, budget)
@@ -101,7 +103,9 @@ def _one_shot_paths(
         generator = torch.Generator().manual_seed(0)
         words = normalize(torch.randn(WORDS, backbone.width, generator=generator), dim=1)
         reducer = replace(reducer, reduce=WordMerging(words.to(backbone.device)))
-    cost, tokens = one_shot_cost(backbone, reducer, budget)
+    on = Geometry.of(backbone)
+    cost = one_shot_cost(reducer, budget, 0, on)
+    tokens = on.prefix + reducer.tokens(budget, on.grid)
     found = [TimedPath(name, False, _one_shot(backbone, reducer, budget), cost, tokens)]
     if scoring and reducer.scored:
         found.append(TimedPath(name, True, _scored(backbone, reducer, budget), cost + 1, tokens))
@@ -109,35 +113,15 @@ def _one_shot_paths(
 
 
 def _progressive_path(backbone: Backbone, name: str, budget: Budget) -> TimedPath:
-    reducer = PROGRESSIVE[name]
-    shape = {
-        "patches": _patches(backbone),
-        "prefix": backbone.prefix,
-        "width": backbone.width,
-        "head_dim": backbone.width // int(backbone.config.num_attention_heads),
-    }
-    target, _ = one_shot_cost(backbone, ONE_SHOT[OPERATOR], budget)
+    reducer, on = PROGRESSIVE[name], Geometry.of(backbone)
+    target = one_shot_cost(ONE_SHOT[OPERATOR], budget, 0, on)
     try:
-        schedule = schedule_for_cost(reducer, target, **shape, depth=backbone.depth)
-    except InvalidInput as error:
+        schedule = schedule_for_cost(reducer, target, on)
+    except ConfigError as error:
         return TimedPath(name, False, None, note=str(error))
-    cost = relative_cost(reducer, schedule, **shape)
+    cost = schedule_cost(reducer, schedule, on)
     forward = _progressive(backbone, reducer, schedule)
     return TimedPath(name, False, forward, cost, backbone.prefix + schedule[-1], schedule)
-
-
-def one_shot_cost(backbone: Backbone, reducer: OneShot, budget: Budget) -> tuple[float, int]:
-    """Cost relative to the dense blocks, the reducer's products included, and tokens."""
-    side = backbone.preprocessing.size // backbone.patch_size
-    tokens = backbone.prefix + reducer.tokens(budget, (side, side))
-    blocks = backbone.depth * block_cost(tokens, backbone.width)
-    own = reducer.products(budget, (side, side), backbone.width)
-    dense = backbone.depth * block_cost(backbone.prefix + side * side, backbone.width)
-    return (blocks + own) / dense, tokens
-
-
-def _patches(backbone: Backbone) -> int:
-    return (backbone.preprocessing.size // backbone.patch_size) ** 2
 
 
 def _embed(backbone: Backbone, pixels: Pixels) -> Tokens:

@@ -18,12 +18,12 @@ from torch import Tensor
 from redi import __version__
 from redi.backbone import Backbone, load_backbone
 from redi.bench.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
-from redi.bench.paths import OPERATOR, SIZES, TimedPath, random_backbone, timed_paths
+from redi.bench.paths import SIZES, TimedPath, random_backbone, timed_paths
 from redi.bench.records import DEFINITIONS, BenchResult
 from redi.distributed import choose_device
 from redi.errors import ConfigError
 from redi.progress import say
-from redi.reduction import ONE_SHOT, PROGRESSIVE
+from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE
 from redi.reduction.budget import Budget
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -22,7 +22,13 @@ from redi.records import Row, collect, write_results
 from redi.reduction import WORD_MERGING
 from redi.run import Run
 from redi.stages.ablation import make_codebooks, make_embedding_words
-from redi.stages.evaluate import classifiers, missing_rows, predict_variants, score_maps
+from redi.stages.evaluate import (
+    classifiers,
+    missing_rows,
+    paper_rows,
+    predict_variants,
+    score_maps,
+)
 from redi.stages.scorers import make_scorer_maps
 from redi.variants import Catalogue, Variant, catalogue
 
@@ -97,7 +103,8 @@ def _compare(
         words = make_embedding_words(run)
         known = known.with_words(run.load(words)["centroids"], run.digest(words))
     make_scorer_maps(run, known, list(dict.fromkeys(v.local for v in variants if v.local)))
-    predict_variants(run, variants, known)
+    own = set(paper_rows(run).values())  # the run itself has measured them
+    predict_variants(run, [variant for variant in variants if variant not in own], known)
     if not run.ranks.is_main:
         return None
     write_results(run.folder, collect(run))

@@ -7,7 +7,7 @@ block, between attention and MLP). ``unreduce`` spreads a shorter sequence back 
 
 from redi.reduction.budget import Budget
 from redi.reduction.clustering import CLUSTERING, WordMerging
-from redi.reduction.oneshot import ONE_SHOT, WORD_MERGING, OneShot
+from redi.reduction.oneshot import ONE_SHOT, OPERATOR, WORD_MERGING, OneShot
 from redi.reduction.operator import keep_merge_compress, reduce
 from redi.reduction.peers import PEERS
 from redi.reduction.progressive import Inside, Progressive, Schedule
@@ -18,6 +18,7 @@ PROGRESSIVE: dict[str, Progressive] = {**PEERS, **CLUSTERING}
 __all__ = [
     "DROPPED",
     "ONE_SHOT",
+    "OPERATOR",
     "PROGRESSIVE",
     "WORD_MERGING",
     "Budget",

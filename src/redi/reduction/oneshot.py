@@ -19,6 +19,8 @@ from redi.reduction.budget import Budget
 from redi.reduction.operator import OFFSET, keep_merge_compress
 from redi.reduction.result import Reduction, places, take
 
+#: The paper's own.
+OPERATOR = "keep-merge-compress"
 #: The one reducer that the package cannot make alone: its words come from a corpus.
 WORD_MERGING = "word-merging"
 
@@ -132,7 +134,7 @@ def _needs_words(*_: object) -> Reduction:
 
 
 ONE_SHOT: dict[str, OneShot] = {
-    "keep-merge-compress": OneShot(
+    OPERATOR: OneShot(
         keep_merge_compress,
         tokens=lambda budget, grid: budget.tokens(grid[0] * grid[1]),
         products=_operator_products,

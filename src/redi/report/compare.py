@@ -11,6 +11,7 @@ from redi import artifacts
 from redi.compare.run import Bundle, Rankings, read_bundle
 from redi.compare.statistics import Comparison, Line
 from redi.records import Results, Row, read_results
+from redi.reduction import OPERATOR
 from redi.report.tables import ORACLE, TITLES, plain_table
 
 #: Names of scores beyond the paper's.
@@ -62,7 +63,7 @@ def describe(row: Row) -> str:
     parts = [score_title(row.scorer)] if row.scorer else []
     if row.labels:
         parts[-1] += f" [{row.labels}]"
-    if row.reducer and (not row.scorer or row.reducer != "keep-merge-compress"):
+    if row.reducer and (not row.scorer or row.reducer != OPERATOR):
         parts.append(row.reducer)
     if row.after:
         parts.append(f"after block {row.after}")
