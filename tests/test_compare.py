@@ -270,7 +270,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         ask(folder, **asked)
     assert ask(folder, **asked).comparisons == expected.comparisons
-    assert calls == ["rows 1-2 of 5", "rows 3-4 of 5", "rows 3-4 of 5"]
+    assert calls == ["rows 1-2 of 4", "rows 3-4 of 4", "rows 3-4 of 4"]
 
 
 def test_against_a_chosen_row(folder: Path) -> None:

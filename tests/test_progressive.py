@@ -425,7 +425,7 @@ def test_cls_attention_is_the_softmax_with_log_sizes(prefix: int) -> None:
 def test_given_scores_replace_the_attention_as_shares_of_their_sum() -> None:
     inside = make_inside(9, 1)
     assert torch.equal(inside.relevance, inside.cls_attention)
-    assert torch.equal(inside.weights, inside.cls_attention)
+    assert torch.equal(inside.weights(inside.relevance), inside.cls_attention)
     scores = 5 * torch.rand(3, 9)
     scored = replace(inside, scores=scores)
     assert torch.equal(scored.relevance, scores)
@@ -433,7 +433,8 @@ def test_given_scores_replace_the_attention_as_shares_of_their_sum() -> None:
     for image in range(3):
         omega = [float(score) + 1e-4 for score in scores[image]]
         shares = [weight / sum(omega) for weight in omega]
-        torch.testing.assert_close(scored.weights[image], torch.tensor(shares))
+        weights = scored.weights(scored.relevance)[image]
+        torch.testing.assert_close(weights, torch.tensor(shares))
         expected = naive_evit(image_of(inside, image).patches, shares, 4)
         assert result.positions[image].tolist() == expected.positions
         assert result.source[image].tolist() == expected.source

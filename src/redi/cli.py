@@ -303,7 +303,11 @@ def bench(
         device=device,
         quick=quick,
     )
-    result = run_bench(config, save=lambda found: write_bench(out, found))
+    try:
+        result = run_bench(config, save=lambda found: write_bench(out, found))
+    except KeyboardInterrupt:
+        typer.echo(f"redi: stopped; what was measured is in {out}.", err=True)
+        raise typer.Exit(130) from None
     print_bench(result)
     typer.echo(f"records: {out}")
 

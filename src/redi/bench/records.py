@@ -22,7 +22,8 @@ DEFINITIONS = {
     "memory": "peak on top of weights and input, in MB of 1e6 bytes; on a CPU that of live tensors, "
     "without what a kernel uses inside, and eager only.",
     "compile": "torch.compile(fullgraph=True) with inductor's defaults, one function a row, precision "
-    "and batch, so that all shapes are fixed; compile seconds are the first call minus the second.",
+    "and batch, so that all shapes are fixed; compile seconds are the first call minus the second, "
+    "fewer where inductor's cache on disk knows the graph.",
 }
 
 

@@ -73,10 +73,9 @@ def token_pooling(inside: Inside, count: int) -> Reduction:
     follow. A token comes out as its cluster's weighted mean, at the position of its nearest member.
     """
     patches = inside.patches.float()
-    weights = inside.weights.float().clamp(min=1e-8)
-    seeds = (
-        inside.relevance.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
-    )
+    relevance = inside.relevance
+    weights = relevance.float().clamp(min=1e-8)
+    seeds = relevance.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
     centres = take(patches, seeds)
     for _ in range(ROUNDS):
         member = one_hot(_distances(patches, centres).argmin(dim=2), count).transpose(1, 2)

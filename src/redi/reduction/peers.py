@@ -66,10 +66,11 @@ def evit(inside: Inside, count: int) -> Reduction:
     do not add up to one. It stands last and competes like any other token later on.
     """
     n = inside.patches.shape[1]
-    ranking = inside.relevance.argsort(dim=1, descending=True, stable=True)
+    relevance = inside.relevance
+    ranking = relevance.argsort(dim=1, descending=True, stable=True)
     keep, rest = ranking[:, : count - 1].sort(dim=1).values, ranking[:, count - 1 :]
     exact = torch.promote_types(inside.patches.dtype, torch.float32)
-    weights = inside.weights.gather(1, rest).to(exact)
+    weights = inside.weights(relevance).gather(1, rest).to(exact)
     fused = (weights[:, None] @ take(inside.patches, rest).to(exact)).to(inside.patches.dtype)
     source = places(keep, n)
     return Reduction(

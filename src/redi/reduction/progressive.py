@@ -55,12 +55,11 @@ class Inside:
         """The given scores, or else the CLS attention of the block."""
         return self.cls_attention if self.scores is None else self.scores
 
-    @property
-    def weights(self) -> Float[Tensor, "batch patches"]:
+    def weights(self, relevance: Float[Tensor, "batch patches"]) -> Float[Tensor, "batch patches"]:
         """Relevance as positive weights: attention as it is, scores scaled to add up to one."""
         if self.scores is None:
-            return self.cls_attention
-        positive = self.scores.float().clamp(min=0) + OFFSET
+            return relevance
+        positive = relevance.float().clamp(min=0) + OFFSET
         return positive / positive.sum(dim=1, keepdim=True)
 
 

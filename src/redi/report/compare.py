@@ -10,6 +10,7 @@ from rich.markup import escape
 from redi import artifacts
 from redi.compare.run import Bundle, Rankings, read_bundle
 from redi.compare.statistics import Comparison, Line
+from redi.corpus import LABEL_SOURCES
 from redi.records import Results, Row, read_results
 from redi.reduction import OPERATOR
 from redi.report.tables import ORACLE, TITLES, plain_table
@@ -145,6 +146,26 @@ def changed(row: Row) -> str:
     return ", ".join(parts) or "as in the paper"
 
 
+def label_sheet(comparison: Comparison) -> Sheet:
+    """Top-1 of every score with a corpus term, by whose label it looked up."""
+    found: dict[str, dict[str, Row]] = {}
+    for line in comparison.lines:
+        found.setdefault(line.row.scorer, {})[line.row.labels] = line.row
+    rows = []
+    for scorer, by_label in found.items():
+        if set(LABEL_SOURCES) - set(by_label):
+            continue
+        alone = found.get(scorer.partition("_")[2], {}).get("")
+        cells = [f"{by_label[source].top1:.1f}" for source in LABEL_SOURCES]
+        rows.append([score_title(scorer), f"{alone.top1:.1f}" if alone else "", *cells])
+    return Sheet(
+        f"Top-1 by label source, {comparison.classifier} classifier",
+        ("Score", "no corpus", *LABEL_SOURCES),
+        rows,
+        ["no corpus: the attention score alone, without the corpus term."],
+    )
+
+
 def ranking_sheet(rankings: Rankings) -> Sheet:
     """Spearman above the diagonal, overlap of the kept patches (percent) below it."""
     rows = []
@@ -163,10 +184,11 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
 
 
 def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
-    found = [
-        comparison_sheet(entry, results.row(entry.reference, entry.classifier))
-        for entry in bundle.comparisons
-    ]
+    found = []
+    for entry in bundle.comparisons:
+        if entry.study == "scorers":
+            found.append(label_sheet(entry))
+        found.append(comparison_sheet(entry, results.row(entry.reference, entry.classifier)))
     return [*found, *map(ranking_sheet, bundle.rankings)]
 
 
