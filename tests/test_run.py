@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 
 from families import save_checkpoint
-from redi import artifacts, passes
+from redi import artifacts, loader, passes
 from redi.backbone import AttentionScores, Backbone, load_backbone
 from redi.config import RunConfig, read_config
 from redi.distributed import Ranks
@@ -605,6 +606,34 @@ def test_one_class_and_no_decodable_image_are_refused(folder: Path, tmp_path: Pa
         shutil.rmtree(tmp_path / "val" / name)
     with pytest.raises(CorpusError, match="fewer than two classes"):
         execute(config)
+
+
+def test_a_worker_that_never_starts_is_started_again(
+    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that was forked at a bad moment: here the first one sleeps for ever."""
+    real, mark = FolderImages.load, tmp_path / "slept"
+
+    def sleep_once(self: FolderImages, index: int) -> Any:
+        if index == 5 and not mark.exists():
+            mark.touch()
+            sleep(1000)
+        return real(self, index)
+
+    monkeypatch.setattr(FolderImages, "load", sleep_once)
+    monkeypatch.setattr(loader, "PATIENCE", 2)
+    execute(small_config(folder, tmp_path / "run", workers=1))
+    assert mark.exists()
+    assert content(tmp_path / "run") == content(finished)
+
+
+def test_workers_that_never_give_a_batch_are_one_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FolderImages, "load", lambda self, index: sleep(1000))
+    monkeypatch.setattr(loader, "PATIENCE", 1)
+    with pytest.raises(LoaderError, match="No image came from the worker processes for 3 seconds"):
+        execute(small_config(folder, tmp_path, workers=1))
 
 
 def test_a_worker_that_is_killed_is_one_sentence(

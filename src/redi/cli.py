@@ -306,7 +306,7 @@ def bench(
     try:
         result = run_bench(config, save=lambda found: write_bench(out, found))
     except KeyboardInterrupt:
-        typer.echo(f"redi: stopped; what was measured is in {out}.", err=True)
+        typer.echo(f"redi: stopped; groups that were finished are in {out}.", err=True)
         raise typer.Exit(130) from None
     print_bench(result)
     typer.echo(f"records: {out}")

@@ -19,6 +19,10 @@ from redi.errors import ImageError, LoaderError
 from redi.images import LabelledImages
 from redi.views import View, crop, to_bytes, validation_views
 
+#: Seconds without a batch after which the workers are started again, and how often in a row.
+PATIENCE = 120
+RESTARTS = 2
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -93,22 +97,42 @@ class ViewDataset(Dataset[_Item]):
         )
 
     def batches(self, plan: Iterable[Sequence[int]], workers: int) -> Iterator[Batch]:
-        """The given batches of indices, in their order, ``workers`` processes ahead (0: none)."""
+        """The given batches of indices, in their order, ``workers`` processes ahead (0: none).
+
+        A process that is forked while another thread of this one holds a lock may never start. Then no
+        batch comes for :data:`PATIENCE` seconds, and the workers are started again from there.
+        """
         batches = [list(indices) for indices in plan]
-        workers = min(workers, len(batches))
-        loader = DataLoader(
-            self,
-            batch_sampler=batches,
-            num_workers=workers,
-            collate_fn=self.collate,
-            prefetch_factor=2 if workers else None,
+        workers, done, restarts = min(workers, len(batches)), 0, 0
+        while done < len(batches):
+            loader = DataLoader(
+                self,
+                batch_sampler=batches[done:],
+                num_workers=workers,
+                collate_fn=self.collate,
+                prefetch_factor=2 if workers else None,
+                timeout=PATIENCE if workers else 0,
+            )
+            try:
+                for batch in loader:
+                    yield batch
+                    done, restarts = done + 1, 0
+            except RuntimeError as error:
+                if "DataLoader timed out" in str(error) and restarts < RESTARTS:
+                    restarts += 1
+                    continue
+                if "DataLoader" not in str(error):
+                    raise
+                raise LoaderError(_failure(error)) from error
+
+
+def _failure(error: RuntimeError) -> str:
+    if "timed out" in str(error):
+        return (
+            f"No image came from the worker processes for {(RESTARTS + 1) * PATIENCE} seconds: is the "
+            "disk reachable? Run the same command again, or with --workers 0."
         )
-        try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise LoaderError(
-                "A worker process that decodes images was killed, probably for want of memory: use "
-                "fewer --workers or a smaller --batch-size and run the same command again."
-            ) from error
+    return (
+        "A worker process that decodes images was killed, probably for want of memory: use "
+        "fewer --workers or a smaller --batch-size and run the same command again."
+    )

@@ -1,6 +1,7 @@
 """One interface over the frozen backbones, with the loop over the blocks in our own hands."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -123,7 +124,10 @@ class Backbone(nn.Module):
                 f"An input of {width}x{height} is not a multiple of the patch size "
                 f"{self.patch_size}: crop or resize it."
             )
-        with torch.backends.cudnn.flags(allow_tf32=False):  # the patch convolution in full FP32
+        # The patch convolution in full FP32. A compiler cannot trace the switch, so there it is left to
+        # redi.distributed.choose_device, which turns TF32 off for good.
+        exact = pixels.is_cuda and not torch.compiler.is_compiling()
+        with torch.backends.cudnn.flags(allow_tf32=False) if exact else nullcontext():
             hidden, rope = self.family.embed(self.encoder, pixels.to(self.model.dtype))
         return Tokens(hidden[:, : self.prefix], hidden[:, self.prefix :], rope, grid)
 

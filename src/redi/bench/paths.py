@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from redi.attention import head_mean
-from redi.backbone import Backbone, Preprocessing, Tokens, Watch
+from redi.backbone import Backbone, Preprocessing, Watch
 from redi.backbone.families import FAMILIES
 from redi.backbone.loading import DEFAULT_MEAN, DEFAULT_STD
 from redi.bench.records import DENSE
@@ -124,26 +124,16 @@ def _progressive_path(backbone: Backbone, name: str, budget: Budget) -> TimedPat
     return TimedPath(name, False, forward, cost, backbone.prefix + schedule[-1], schedule)
 
 
-def _embed(backbone: Backbone, pixels: Pixels) -> Tokens:
-    """``Backbone.embed`` without its checks and its cuDNN flag, which do not compile.
-
-    (On a GPU :func:`redi.distributed.choose_device` has switched TF32 off already.)
-    """
-    hidden, rope = backbone.family.embed(backbone.encoder, pixels.to(backbone.model.dtype))
-    grid = (pixels.shape[2] // backbone.patch_size, pixels.shape[3] // backbone.patch_size)
-    return Tokens(hidden[:, : backbone.prefix], hidden[:, backbone.prefix :], rope, grid)
-
-
 def _dense(backbone: Backbone) -> Forward:
     def forward(pixels: Pixels, _scores: Scores) -> Tensor:
-        return backbone.encode(_embed(backbone, pixels))
+        return backbone.encode(backbone.embed(pixels))
 
     return forward
 
 
 def _one_shot(backbone: Backbone, reducer: OneShot, budget: Budget) -> Forward:
     def forward(pixels: Pixels, scores: Scores) -> Tensor:
-        tokens = _embed(backbone, pixels)
+        tokens = backbone.embed(pixels)
         assert tokens.grid is not None
         reduction = reducer.reduce(tokens.patches, scores, budget, tokens.grid)
         return backbone.encode(tokens.reduced(reduction))
@@ -156,7 +146,7 @@ def _scored(backbone: Backbone, reducer: OneShot, budget: Budget) -> Forward:
     last = backbone.depth - 1
 
     def forward(pixels: Pixels, _scores: Scores) -> Tensor:
-        tokens = _embed(backbone, pixels)
+        tokens = backbone.embed(pixels)
         assert tokens.grid is not None
         watch = Watch(head_mean, blocks=(last,))
         backbone.encode(tokens, watch=(watch,))
@@ -169,7 +159,7 @@ def _scored(backbone: Backbone, reducer: OneShot, budget: Budget) -> Forward:
 
 def _progressive(backbone: Backbone, reducer: Progressive, schedule: Schedule) -> Forward:
     def forward(pixels: Pixels, _scores: Scores) -> Tensor:
-        return backbone.encode_progressively(_embed(backbone, pixels), reducer, schedule).hidden
+        return backbone.encode_progressively(backbone.embed(pixels), reducer, schedule).hidden
 
     return forward
 
