@@ -245,30 +245,45 @@ def draw_curves(results: Results, path: Path) -> bool:
     curves = {name: _curves(results, name) for name in names}
     if not any(curves.values()):
         return False
-    figure = Figure(figsize=(6.2 * len(names), 5.0), layout="constrained")
+    figure = Figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False)[0]
+    every = sorted({name for found in curves.values() for name in found})
     for axes, classifier in zip(panels, names, strict=True):
         dense = results.row("dense", classifier)
-        for number, (name, points) in enumerate(sorted(curves[classifier].items())):
+        for name, points in sorted(curves[classifier].items()):
+            number = every.index(name)
             axes.plot(
                 [row.cost for row in points] + [1.0],
                 [row.top1 for row in points] + [dense.top1],
                 marker="osD^v<>ph*"[number % 10],
                 markersize=4,
                 linewidth=1.4,
+                linestyle=_style(points[0]),
                 label=name,
                 color=f"C{number % 10}",
             )
-        axes.axhline(dense.top1, color="0.4", linewidth=0.8, linestyle=":")
-        axes.annotate("dense", (0.02, dense.top1), color="0.3", fontsize=8, va="bottom")
+        axes.axhline(dense.top1, color="0.5", linewidth=0.8)
         axes.set(
-            xlabel="cost relative to dense (matrix products, scores not counted)",
+            xlabel="cost relative to dense",
             ylabel="Top-1, %",
             title=f"{classifier} classifier, {dense.images} images",
-            xlim=(0, 1.02),
         )
         axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=2 if len(names) == 1 else 4,
+        fontsize=8,
+        frameon=False,
+        title="dashed: an oracle, needs the true class; dotted: needs a dense pass for its score",
+        title_fontsize=8,
+    )
     figure.savefig(path, dpi=160)
     return True
 
@@ -294,6 +309,12 @@ def _usual(row: Row) -> bool:
     usual = {"codebook": None, "views": 4, "mean_weight": 0.8}
     settings = not row.corpus or row.corpus == usual
     return half and settings and (row.budget["cells"], row.budget["spatial"]) == (2, 0.3)
+
+
+def _style(row: Row) -> str:
+    if row.labels == "gt":
+        return "--"
+    return ":" if row.scorer else "-"
 
 
 def _curve_name(row: Row) -> str:
