@@ -5,8 +5,6 @@ important; the bench normalises it (Eq. norm01). Alone it ranks patches; multipl
 it is a REDI score. A user's own is a function in a file (``redi compare --scorer my.py:name``)::
 
     # my.py
-    import torch
-
     def contrast(dense):
         "Patches whose final feature differs most from that of their right neighbour."
         rows, columns = dense.grid
