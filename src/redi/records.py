@@ -1,18 +1,16 @@
 """The results of a run as typed records: what results.json holds and what tables and figures read."""
 
 import json
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from redi import __version__, artifacts
+from redi import artifacts
 from redi.cost import CostRow, cost_table
+from redi.environment import environment
 from redi.errors import ArtifactError
 from redi.evaluate import accuracy
 from redi.run import ATTENTION_SCORES, SCORES, Run
@@ -90,7 +88,7 @@ def collect(run: Run) -> Results:
         rows,
         cost_table(patches, backbone.prefix, backbone.width, run.config.budget),
         _notes(run),
-        _environment(run),
+        {**environment(run.device), "processes": run.ranks.world},
         _digests(run),
     )
 
@@ -191,21 +189,6 @@ def _notes(run: Run) -> dict[str, Any]:
             [run.validation.image_name(index), reason]
             for index, reason in notes["scores/dense"].get("skipped", [])
         ],
-    }
-
-
-def _environment(run: Run) -> dict[str, Any]:
-    return {
-        "redi": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(run.device),
-        "processes": run.ranks.world,
     }
 
 

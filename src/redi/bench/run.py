@@ -1,8 +1,6 @@
 """The whole bench: every batch, precision and mode, or the reason why one cannot be measured here."""
 
 import json
-import os
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,15 +10,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
-from redi import __version__
 from redi.backbone import Backbone, load_backbone
 from redi.bench.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
 from redi.bench.paths import SIZES, TimedPath, random_backbone, timed_paths
 from redi.bench.records import DEFINITIONS, BenchResult
 from redi.distributed import choose_device
+from redi.environment import environment
 from redi.errors import ConfigError
 from redi.progress import say
 from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE
@@ -192,17 +189,9 @@ def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) ->
     native = any(value for name, value in processor.items() if "bf16" in name)
     paths: Sequence[TimedPath] = timed_paths(backbone, plan.reducers, False, plan.budget)
     return {
-        "redi": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
+        **environment(device),
         "processor": torch.cuda.get_device_name(device) if gpu else processor.get("cpu_name", ""),
         "bf16_instructions": gpu or native,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
         "backbone": plan.backbone or f"ViT {plan.size}, random weights",
         "width": backbone.width,
         "depth": backbone.depth,
