@@ -25,7 +25,8 @@ class _Lines:
         self.begin = self.last = monotonic()
 
     def advance(self, images: int) -> None:
-        self.done += images
+        # Of several processes one counts for all, and may have had the larger share.
+        self.done = min(self.done + images, self.total)
         if monotonic() - self.last > LINE_EVERY:
             self.last = monotonic()
             self.show()
