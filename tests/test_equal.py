@@ -131,7 +131,7 @@ def test_after_the_last_block_nothing_is_saved(reducer: OneShot, on: Geometry) -
     cost = one_shot_cost(reducer, Budget(), on.depth, on)
     own = reducer.products(Budget(), on.grid, on.width) / naive_dense(on)
     assert cost == pytest.approx(1 + own, rel=1e-12)
-    assert cost == pytest.approx(1, abs=0.02)
+    assert cost == pytest.approx(1, abs=0.04)
 
 
 @geometries

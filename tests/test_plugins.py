@@ -78,9 +78,51 @@ def test_a_changed_file_gives_the_changed_function(tmp_path: Path) -> None:
 def test_two_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = load_plugin(f"{write(tmp_path / 'a', 'here = 1')}:here")
-    second = load_plugin(f"{write(tmp_path / 'b', 'here = 22')}:here")
-    assert (first.value, second.value) == (1, 22)
+    first = load_plugin(f"{write(tmp_path / 'a', 'here = lambda: 1')}:here")
+    second = load_plugin(f"{write(tmp_path / 'b', 'here = lambda: 22')}:here")
+    assert (first.value(), second.value()) == (1, 22)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("here = 3", "has no function, OneShot or Progressive called 'here'"),
+        ("raise ValueError('one\\ntwo')", "cannot be imported: ValueError: one$"),
+        ("import sys; sys.exit()", "cannot be imported: SystemExit$"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_plugin(f"{write(tmp_path, text)}:here")
+
+
+def test_the_bytes_that_are_hashed_are_those_that_run(tmp_path: Path) -> None:
+    """An edit of the same length within a second would be missed by Python's own cache."""
+    values = [load_plugin(f"{write(tmp_path, f'here = lambda: {n}')}:here").value() for n in (1, 2)]
+    assert values == [1, 2]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] == []
+
+
+def test_a_dataclass_with_postponed_annotations_can_be_defined(tmp_path: Path) -> None:
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Here:\n    value: int = 5\n"
+    )
+    assert load_plugin(f"{write(tmp_path, text)}:Here").value().value == 5
+
+
+def test_names_that_would_collide_are_refused() -> None:
+    for name in ("dense", "other", "tome", "redi_mine"):
+        with pytest.raises(ConfigError, match="a name of the package's own"):
+            catalogue({name: print}, {}, {})
+    with pytest.raises(ConfigError, match="both a scorer and a reducer"):
+        catalogue({"mine": print}, {"mine": print}, {})
+    known = catalogue({}, {}, {})
+    for scorer in ("redi", "redi_", "bm25_"):
+        with pytest.raises(ConfigError, match="is not a product"):
+            known.check(Variant(scorer, "gt"))
+    with pytest.raises(ConfigError, match="has no corpus term"):
+        known.check(Variant("mass", "gt"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

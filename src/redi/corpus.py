@@ -79,8 +79,8 @@ def word_weights(
 ) -> Float[Tensor, "images words"] | None:
     """The weight of each word for each image; None where every view weighs its own (``none``).
 
-    ``probabilities`` are the dense classifier's, over the classes of the table; ``indices`` number the
-    images in their data set, so that a draw does not depend on the order of the call.
+    ``probabilities`` are the dense classifier's, over the classes of the table. ``indices`` number the
+    images in their data set: ``other`` is drawn from (seed, index); ``shuffled`` permutes all of them.
     """
     if source == "none":
         return None

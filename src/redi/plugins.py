@@ -5,12 +5,14 @@ a saved run or a configuration file cannot name one.
 """
 
 import hashlib
-import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from redi.errors import ConfigError
+from redi.reduction import OneShot, Progressive
 
 
 class Plugin(NamedTuple):
@@ -31,14 +33,22 @@ def load_plugin(text: str) -> Plugin:
         raise ConfigError(f"{text!r} does not name a function as file.py:name.")
     if not path.is_file():
         raise ConfigError(f"There is no file {path} to take {name!r} from.")
-    spec = importlib.util.spec_from_file_location(f"redi_user_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    source = path.read_bytes()
+    module = ModuleType(f"redi_user_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickling look a class's module up there
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"{path} has no {name!r}.")
-    return Plugin(name, getattr(module, name), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        # The bytes that are hashed are those that run, and nothing is written beside the user's file.
+        exec(compile(source, path, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise ConfigError(f"{path} cannot be imported: {one_line(error)}") from error
+    value = getattr(module, name, None)
+    if not (callable(value) or isinstance(value, OneShot | Progressive)):
+        raise ConfigError(f"{path} has no function, OneShot or Progressive called {name!r}.")
+    return Plugin(name, value, hashlib.sha256(source).hexdigest()[:16])
+
+
+def one_line(error: BaseException) -> str:
+    """What a user's code raised, as one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

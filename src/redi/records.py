@@ -16,13 +16,14 @@ from redi.evaluate import accuracy
 from redi.run import ATTENTION_SCORES, SCORES, Run
 from redi.stages.evaluate import (
     classifiers,
+    measure,
     native_classes,
     prediction_key,
     prediction_name,
     score_maps,
 )
 from redi.statistics import agreement
-from redi.variants import Variant
+from redi.variants import Variant, catalogue
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ def read_row(run: Run, classifier: str, name: str) -> Row:
     notes = manifest["notes"]
     variant = Variant.from_dict(notes["variant"])
     one_shot = bool(variant.reducer) and not variant.schedule
+    known = catalogue({}, {}, {})
+    if not variant.reducer or variant.reducer in known.reducers:
+        tokens, cost = measure(run, known, variant)
+    else:  # of a user's file, which is not read again
+        tokens, cost = notes["tokens"], notes["cost"]
     return Row(
         name=name,
         classifier=classifier,
@@ -115,8 +121,8 @@ def read_row(run: Run, classifier: str, name: str) -> Row:
         after=variant.after,
         schedule=list(variant.schedule),
         corpus=asdict(variant.corpus) if variant.term else {},
-        tokens=notes["tokens"],
-        cost=notes["cost"],
+        tokens=tokens,
+        cost=cost,
         agreement=agreement(found["top5"][:, 0], dense["top5"][:, 0]),
         divergence=found["divergence"].double().mean().item(),
         **asdict(accuracy(found["top5"], dense["top5"], found["labels"])),

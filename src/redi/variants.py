@@ -137,7 +137,7 @@ def split_block(name: str) -> tuple[str, int | None]:
     scorer, at, block = name.partition("@")
     if not at:
         return scorer, None
-    if not block.isdigit() or int(block) < 1:
+    if not block.isdecimal() or int(block) < 1:
         raise ConfigError(f"{name!r}: a block is a number from 1 on, as in mass@4.")
     return scorer, int(block)
 
@@ -155,6 +155,8 @@ class Catalogue:
         if variant.reducer not in self.reducers:
             known = ", ".join(self.reducers)
             raise ConfigError(f"There is no reducer {variant.reducer!r}; known are {known}.")
+        if variant.scorer.rstrip("_") in PRODUCT_TERMS and variant.scorer not in TERMS:
+            raise ConfigError(f"{variant.scorer!r} is not a product: write e.g. redi_mass.")
         if variant.local:
             scorer, block = split_block(variant.local)
             known_scorers = {*self.scorers, *ATTENTION_SCORES}
@@ -166,6 +168,8 @@ class Catalogue:
                 )
             if scorer == "rollout" and block is not None:
                 raise ConfigError("rollout reads every block, so it has no @block.")
+        if variant.labels and not variant.term:
+            raise ConfigError(f"{variant.scorer!r} has no corpus term, so it looks up no label.")
         if variant.term and variant.labels not in LABEL_SOURCES:
             known = ", ".join(LABEL_SOURCES)
             raise ConfigError(f"Label sources are {known}, not {variant.labels!r}.")
@@ -189,10 +193,12 @@ def catalogue(
     scorers: Mapping[str, Any], reducers: Mapping[str, Any], digests: Mapping[str, str]
 ) -> Catalogue:
     """The package's tables and the user's additions; a name that is taken is refused."""
-    taken = {*SCORERS, *ATTENTION_SCORES, *TERMS, *PRODUCT_TERMS, *ONE_SHOT, *PROGRESSIVE}
+    taken = {*SCORERS, *ATTENTION_SCORES, *TERMS, *ONE_SHOT, *PROGRESSIVE, *LABEL_SOURCES, "dense"}
     for name in (*scorers, *reducers):
         if name in taken or name.partition("_")[0] in PRODUCT_TERMS:
             raise ConfigError(f"{name!r} is a name of the package's own: rename your function.")
+    if both := set(scorers) & set(reducers):
+        raise ConfigError(f"{min(both)!r} is both a scorer and a reducer: rename one.")
     wrapped = {
         name: value if isinstance(value, OneShot | Progressive) else OneShot(value)
         for name, value in reducers.items()

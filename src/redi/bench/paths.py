@@ -28,13 +28,12 @@ from redi.reduction import (
     WordMerging,
 )
 from redi.reduction.budget import Budget
+from redi.reduction.oneshot import WORDS
 from redi.score import norm01
 
 #: Reducers with a Python loop of one step a merged pair, which a compiler would unroll.
 LOOPING = (WORD_MERGING, "atc")
 UNROLLED = "not compiled: its loop of one step a merged pair would be unrolled"
-#: Visual words of random direction, for merging by word: as many as the paper has.
-WORDS = 512
 #: (width, heads) of random ViTs in DINOv3's layout.
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 

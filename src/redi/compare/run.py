@@ -193,6 +193,8 @@ def _with_plugins(request: Request | None) -> tuple[Catalogue, Request | None]:
         path, _, name = file.rpartition(":")
         name, at, block = name.partition("@")
         plugin = load_plugin(f"{path}:{name}")
+        if digests.get(plugin.name, plugin.digest) != plugin.digest:
+            raise ConfigError(f"Two files have a {plugin.name!r}: rename one.")
         (scorers if text in request.scorers else reducers)[plugin.name] = plugin.value
         digests[plugin.name] = plugin.digest
         names[text] = prefix + plugin.name + at + block

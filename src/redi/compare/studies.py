@@ -195,7 +195,7 @@ def grid(bench: Bench, request: Request) -> Study:
         scores = [
             (scorer, labels)
             for scorer in request.scorers
-            for labels in (request.labels if bench.row(scorer, "gt").term else ("",))
+            for labels in (request.labels if Variant(scorer).term else ("",))
         ]
         if reducer is None:
             bench.row("", reducer=name)  # says which are known

@@ -69,7 +69,8 @@ def agglomerate(
 def token_pooling(inside: Inside, count: int) -> Reduction:
     """Token pooling (Marin et al., WACV 2023): weighted k-means of the hidden states.
 
-    Clusters start from the ``count`` most relevant tokens, relevance weighs a token, and five rounds
+    Clusters start from the ``count`` most relevant tokens, relevance (here the CLS attention, not the
+    attention of all tokens) weighs a token, and five rounds
     follow. A token comes out as its cluster's weighted mean, at the position of its nearest member.
     """
     patches = inside.patches.float()
@@ -85,7 +86,10 @@ def token_pooling(inside: Inside, count: int) -> Reduction:
     distances = _distances(patches, centres)
     source = distances.argmin(dim=2)
     outside = ~one_hot(source, count).bool()
-    nearest = distances.masked_fill(outside, torch.inf).argmin(dim=1)
+    own = patches.square().sum(
+        dim=2, keepdim=True
+    )  # the same for every centre, not for every member
+    nearest = (distances + own).masked_fill(outside, torch.inf).argmin(dim=1)
     positions = torch.where(outside.all(dim=1), seeds, nearest)
     return Reduction(centres.to(inside.patches.dtype), positions, source)
 
@@ -94,8 +98,9 @@ def ats(inside: Inside, count: int) -> Reduction:
     """Adaptive token sampling (Fayyaz et al., ECCV 2022): inverse transform sampling of significance.
 
     The significance of a token is the CLS attention it gets times the length of its value, summed over
-    heads. Its cumulative distribution is read at (2k - 1) / (2 K), k = 1 .. K. The paper drops what is
-    sampled twice, so its length varies; here the freed places go to the most significant tokens left.
+    heads. Its cumulative distribution, in the order of the tokens, is read at (2k - 1) / (2 K), k = 1 ..
+    K. The paper drops what is sampled twice, so its length varies; here the freed places go to the most
+    significant tokens left.
     """
     logits = (inside.query[:, :, :1] @ inside.key.transpose(2, 3)) * inside.scale
     attention = logits.float().softmax(dim=-1)[:, :, 0, inside.prefix :]

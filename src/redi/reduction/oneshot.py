@@ -8,6 +8,7 @@ tensors in Python, so all of them compile.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,8 @@ from redi.reduction.result import Reduction, places, take
 OPERATOR = "keep-merge-compress"
 #: The one reducer that the package cannot make alone: its words come from a corpus.
 WORD_MERGING = "word-merging"
+#: Words that its cost is reckoned with: the paper's vocabulary.
+WORDS = 512
 
 Patches = Float[Tensor, "batch patches dim"]
 Scores = Float[Tensor, "batch patches"]
@@ -140,15 +143,28 @@ ONE_SHOT: dict[str, OneShot] = {
         products=_operator_products,
     ),
     "prune": OneShot(prune),
-    "fuse": OneShot(fuse),
+    "fuse": OneShot(
+        fuse,
+        products=lambda budget, grid, width: (
+            (grid[0] * grid[1] + 1 - tokens_of(budget, grid[0] * grid[1])) * width
+        ),
+    ),
     "pool": OneShot(
         pool,
-        tokens=lambda budget, grid: pooled_grid(budget, grid)[0] * pooled_grid(budget, grid)[1],
+        tokens=lambda budget, grid: prod(pooled_grid(budget, grid)),
+        products=lambda budget, grid, width: prod(pooled_grid(budget, grid)) * prod(grid) * width,
         scored=False,
     ),
     WORD_MERGING: OneShot(
         _needs_words,
-        products=lambda budget, grid, width: 2 * (grid[0] * grid[1]) ** 2 * width,
+        products=lambda budget, grid, width: (
+            (
+                grid[0]
+                * grid[1]
+                * (2 * grid[0] * grid[1] + tokens_of(budget, grid[0] * grid[1]) + WORDS)
+            )
+            * width
+        ),
         scored=False,
     ),
 }

@@ -87,7 +87,7 @@ PEERS: dict[str, Progressive] = {
         constant,
         halving=True,
         products=lambda before, after, width, head_dim: (
-            before * before * head_dim // 4 + (before - after) * (before + 1) // 2 * width
+            before * before * head_dim // 4 + (before - after) * ((before + 1) // 2) * width
         ),
     ),
     "pitome": Progressive(

@@ -21,6 +21,7 @@ from redi.errors import BackboneError, ImageError, InvalidInput
 from redi.evaluate import top5
 from redi.loader import Batch
 from redi.passes import Pass
+from redi.plugins import one_line
 from redi.probe import image_feature
 from redi.reduction import OneShot, Reduction
 from redi.run import SCORES, Run
@@ -267,9 +268,7 @@ def _apply(
             raise InvalidInput(f"it promised {promised} tokens, not {reduction.tokens.shape[1]}")
         return reduction
     except Exception as error:  # whatever the user's function raises
-        raise InvalidInput(
-            f"The reducer {variant.reducer!r} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise InvalidInput(f"The reducer {variant.reducer!r} failed: {one_line(error)}") from error
 
 
 def _save_dense(run: Run, maps: ScoreMaps, known: Catalogue, classifier: str) -> None:

@@ -10,6 +10,7 @@ from redi import artifacts
 from redi.errors import BackboneError, InvalidInput
 from redi.loader import Batch
 from redi.passes import Pass
+from redi.plugins import one_line
 from redi.run import SCORES, Run
 from redi.score import minmax
 from redi.scorers import Dense
@@ -97,6 +98,4 @@ def scores_of(catalogue: Catalogue, scorer: str, dense: Dense) -> Tensor:
             raise InvalidInput(f"it must give {list(dense.patches.shape[:2])} scores, not {shape}")
         return minmax(values.float())
     except Exception as error:  # whatever the user's function raises
-        raise InvalidInput(
-            f"The scorer {scorer!r} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise InvalidInput(f"The scorer {scorer!r} failed: {one_line(error)}") from error
