@@ -27,6 +27,8 @@ FURTHER = {
     "mean_distance": "Distance to mean",
     "centre": "Centre prior",
 }
+#: Tables with more columns are for compare.md alone.
+MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
 WIDE = ("Tokens", "95 %", "ρ")
 CORRECTED = (
@@ -52,8 +54,7 @@ def score_title(scorer: str) -> str:
         return TITLES[scorer]
     for prefix, title in (("redi_", "REDI"), ("bm25_", "BM25")):
         if scorer.startswith(prefix):
-            part = score_title(scorer.removeprefix(prefix))
-            return f"{title}, {part if part.isupper() else part[0].lower() + part[1:]}"
+            return f"{title}, {score_title(scorer.removeprefix(prefix))}"
     name, at, block = scorer.partition("@")
     title = FURTHER.get(name, TITLES.get(name, name))
     return f"{title} of block {block}" if at else title
@@ -196,6 +197,9 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
     console = console or Console()
     console.print(escape(f"{ORACLE}\n"))
     for sheet in all_sheets:
+        if len(sheet.columns) > MOST_COLUMNS:
+            console.print(f"{sheet.title}: too wide for a terminal, see compare.md.\n")
+            continue
         shown = [k for k, name in enumerate(sheet.columns) if name not in WIDE]
         table = plain_table(sheet.title, tuple(sheet.columns[k] for k in shown))
         table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
