@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 from families import save_checkpoint
-from redi import artifacts
-from redi.compare.run import compare, configuration, read_bundle
+from redi import artifacts, passes
+from redi.compare.records import read_bundle
+from redi.compare.run import compare, configuration
 from redi.compare.studies import STUDIES, Bench, Request, grid
 from redi.config import VocabularyConfig
 from redi.corpus import LABEL_SOURCES
 from redi.equal import Geometry
-from redi.errors import ConfigError, InvalidInput
+from redi.errors import ConfigError, ImageError, InvalidInput
+from redi.images import FolderImages
 from redi.pipeline import execute, open_run
 from redi.records import read_results
 from redi.reduction import Budget
@@ -25,7 +28,8 @@ from redi.report.compare import comparison_sheet, publish, to_markdown
 from redi.run import SCORES
 from redi.stages import evaluate
 from redi.stages.evaluate import score_maps
-from redi.variants import DENSE, Variant, catalogue
+from redi.tfidf import lookup
+from redi.variants import DENSE, CorpusSettings, Variant, catalogue
 from small_run import small_config, write_images
 
 PLUGIN = """
@@ -56,6 +60,12 @@ def wrong_shape(dense):
 
 def failing(patches, scores, budget, grid):
     raise KeyError("nothing")
+
+def _stumble(inside, count):
+    raise IndexError("here")
+
+stumbling = Progressive(_stumble, constant)
+greedy = Progressive(lambda inside, count: _leave(inside, 1), constant)
 
 def too_many(patches, scores, budget, grid):
     n = patches.shape[1]
@@ -93,7 +103,9 @@ def ask(folder: Path, studies: tuple[str, ...] = (), **request: Any) -> Any:
 
 def test_every_study_runs_and_its_rows_are_in_the_results(folder: Path) -> None:
     bundle = ask(folder, tuple(STUDIES))
-    assert [entry.study for entry in bundle.comparisons] == list(STUDIES)
+    studies = [entry.study for entry in bundle.comparisons]
+    assert studies[0] == "scorers"
+    assert {name.partition("-")[0] for name in studies} == {"cost", *STUDIES} - {"costs"}
     results = read_results(folder)
     names = [row.name for row in results.rows]
     assert names[: 1 + len(SCORES)] == ["dense", *SCORES], "the paper's rows come first"
@@ -196,9 +208,9 @@ def test_a_changed_user_file_is_measured_anew(
     measured: list[int] = []
     real = evaluate._predict_group
 
-    def counted(run: Any, maps: Any, known: Any, jobs: Any, missing: Any, name: str) -> None:
+    def counted(run: Any, maps: Any, known: Any, jobs: Any, *more: Any) -> None:
         measured.append(len(jobs))
-        real(run, maps, known, jobs, missing, name)
+        real(run, maps, known, jobs, *more)
 
     monkeypatch.setattr(evaluate, "_predict_group", counted)
     for expected in (1, 1, 2):
@@ -216,7 +228,13 @@ def test_a_changed_user_file_is_measured_anew(
         ({"scorers": ["redi_mass"], "labels": ["guess"]}, "Label sources are gt,"),
         ({"scorers": ["mass@9"]}, "this backbone has 3 blocks"),
         ({"scorers": ["rollout@2"]}, "rollout reads every block"),
-        ({"scorers": ["mass"], "keeps": [0.5], "costs": [0.5]}, "--keep or --cost, not both"),
+        (
+            {"scorers": ["mass"], "keeps": [0.5], "costs": [0.5]},
+            "one of --keep, --tokens and --cost",
+        ),
+        ({"scorers": ["mass"], "after": [3]}, "--after counts blocks: 0 to 2 here"),
+        ({"scorers": ["mass"], "costs": [float("nan")]}, "cannot be met"),
+        ({"reducers": ["word-merging"], "after": [1]}, "works before block 1 only"),
         ({"reducers": ["tome"], "costs": [0.01]}, "cannot be met: costs here reach from"),
         ({"reducers": ["prune"]}, "ranks patches by a score: give --scorer"),
         ({"scorers": ["missing.py:name"]}, "There is no file missing.py"),
@@ -237,15 +255,19 @@ def test_mistakes_are_one_line_and_lose_nothing(
         ("wrong_shape", r"scorer 'wrong_shape' failed: .*it must give \[4, 196\] scores"),
         ("failing", "reducer 'failing' failed: KeyError: 'nothing'"),
         ("too_many", "reducer 'too_many' failed: .*it promised 102 tokens, not 196"),
+        ("stumbling", "reducer 'stumbling' failed: IndexError: here"),
+        ("greedy", "the reducer left 1 tokens, not the"),
     ],
 )
 def test_what_a_users_function_does_wrong_is_said(
     folder: Path, plugin: Path, name: str, message: str
 ) -> None:
     own = f"{plugin}:{name}"
-    asked: dict[str, Any] = (
-        {"scorers": [own]} if name == "wrong_shape" else {"scorers": ["mass"], "reducers": [own]}
-    )
+    asked: dict[str, Any] = {"scorers": ["mass"], "reducers": [own], "keeps": [0.8]}
+    if name == "wrong_shape":
+        asked = {"scorers": [own]}
+    if name == "too_many":
+        del asked["keeps"]
     with pytest.raises(InvalidInput, match=message):
         ask(folder, **asked)
 
@@ -260,11 +282,11 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     expected = ask(whole, **asked)
     real, calls = evaluate._predict_group, []
 
-    def stopping(run: Any, maps: Any, known: Any, jobs: Any, missing: Any, name: str) -> None:
-        calls.append(name)
+    def stopping(*arguments: Any) -> None:
+        calls.append(arguments[-1])
         if len(calls) == 2:
             raise KeyboardInterrupt
-        real(run, maps, known, jobs, missing, name)
+        real(*arguments)
 
     monkeypatch.setattr(evaluate, "_predict_group", stopping)
     with pytest.raises(KeyboardInterrupt):
@@ -278,7 +300,7 @@ def test_against_a_chosen_row(folder: Path) -> None:
     bundle = compare(config, (), Request(scorers=["mass", "random"]), against="random")
     assert bundle is not None
     entry = bundle.comparisons[0]
-    assert entry.reference == "random"
+    assert entry.reference.name == "random"
     own = next(line for line in entry.lines if line.row.name == "random")
     assert (own.delta_reference, own.p_reference, own.spearman) == (0.0, 1.0, 1.0)
     with pytest.raises(ConfigError, match="--against 'nobody' is not among the rows"):
@@ -287,7 +309,7 @@ def test_against_a_chosen_row(folder: Path) -> None:
 
 def test_the_grid_multiplies_labels_only_with_corpus_scores() -> None:
     on = Geometry((14, 14), 1, 192, 64, 12)
-    bench = Bench(on, Budget(), catalogue({}, {}, {}), VocabularyConfig())
+    bench = Bench(on, Budget(), catalogue({}, {}, {}), VocabularyConfig(), 4000)
     asked = Request(
         scorers=["mass", "redi_mass"],
         labels=["gt", "none"],
@@ -301,8 +323,8 @@ def test_the_grid_multiplies_labels_only_with_corpus_scores() -> None:
         ("redi_mass", "none", "prune"),
         ("", "", "tome"),
     ]
-    for study in STUDIES.values():
-        variants = study(bench).variants
+    for study in (study for studies in STUDIES.values() for study in studies(bench)):
+        variants = study.variants
         names = [variant.name(Budget()) for variant in variants]
         assert len(set(names)) == len(set(variants)), "no two rows share a name"
     assert DENSE.name(Budget()) == "dense"
@@ -311,7 +333,7 @@ def test_the_grid_multiplies_labels_only_with_corpus_scores() -> None:
 def test_markdown_keeps_the_columns(folder: Path) -> None:
     bundle = ask(folder, scorers=["mass"], reducers=["prune"])
     entry = bundle.comparisons[0]
-    sheet = comparison_sheet(entry, read_results(folder).row(entry.reference, "probe"))
+    sheet = comparison_sheet(entry, read_results(folder).notes["vocabulary"])
     lines = [line for line in to_markdown([sheet]).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert "Incoming mass, prune" in lines[2]
@@ -327,7 +349,9 @@ def test_the_command_line(folder: Path, plugin: Path) -> None:
     )
     assert done.stdout.startswith("[gt] rows look up the true class"), "an oracle is said to be one"
     assert "contrast, prune" in done.stdout
-    assert json.loads((folder / "compare.json").read_text())["comparisons"][0]["study"] == "grid"
+    assert (
+        json.loads((folder / "compare.json").read_text())["comparisons"][0]["study"][:5] == "grid-"
+    )
     plan = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True)
     assert "ablations" in plan.stdout
     failed = subprocess.run(
@@ -340,3 +364,101 @@ def test_the_command_line(folder: Path, plugin: Path) -> None:
         [*command[:-1], str(folder / "nowhere")], capture_output=True, text=True, check=False
     )
     assert "is not a run folder" in nowhere.stderr
+
+
+def test_work_inside_a_killed_pass_is_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the third k-means pass of the ablations: the first two are not made again."""
+    begun: list[str] = []
+    real = passes.PassRunner.run
+
+    def watched(self: Any, work: Any, key: Any) -> Any:
+        begun.append(work.name)
+        if work.name == "ablation pass 3" and begun.count("ablation pass 3") == 1:
+            raise KeyboardInterrupt
+        return real(self, work, key)
+
+    monkeypatch.setattr(passes.PassRunner, "run", watched)
+    with pytest.raises(KeyboardInterrupt):
+        ask(folder, ("ablations",))
+    ask(folder, ("ablations",))
+    assert begun.count("ablation pass 1") == begun.count("ablation pass 2") == 1
+    assert not (folder / "partial").exists()
+
+
+def test_only_the_missing_rows_of_a_group_are_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(folder, scorers=["mass"], reducers=["prune", "fuse"])
+    forwards: list[str] = []
+    real = evaluate.forward
+
+    def counted(backbone: Any, known: Any, variant: Any, *more: Any) -> Any:
+        forwards.append(variant.reducer)
+        return real(backbone, known, variant, *more)
+
+    monkeypatch.setattr(evaluate, "forward", counted)
+    ask(folder, scorers=["mass"], reducers=["prune", "pool", "fuse"])
+    assert set(forwards) == {"pool"}
+
+
+def test_comparisons_whose_rows_have_changed_are_dropped(folder: Path) -> None:
+    ask(folder, scorers=["mass"], reducers=["prune"])
+    ask(folder, scorers=["mass"], reducers=["fuse"])
+    assert len(read_bundle(folder).comparisons) == 2, "an earlier comparison stays"
+    config = replace(configuration(folder), seed=1)
+    execute(config)
+    compare(config, (), Request(scorers=["mass"], reducers=["pool"]))
+    (entry,) = read_bundle(folder).comparisons
+    assert [line.row.reducer for line in entry.lines] == ["pool"]
+
+
+def test_an_image_that_went_missing_leaves_no_broken_scores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The artefact of a scorer has a row for every image, or it is not written."""
+    real = FolderImages.load
+
+    def load(self: FolderImages, index: int) -> Any:
+        if index == 3:
+            raise ImageError("The disk is gone.")
+        return real(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderImages, "load", load)
+        with pytest.raises(ImageError, match="It could be decoded when its scores were made"):
+            ask(folder, scorers=["col_l2"])
+    assert not (folder / "scores" / "col_l2.safetensors").exists()
+    shutil.rmtree(folder / "partial")  # as the message says
+    ask(folder, scorers=["col_l2"])
+
+
+def test_both_classifiers_have_their_own_predicted_class(
+    finished: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A head of seven classes in another order: the map of "predicted" is made by hand."""
+    data = finished.parent
+    save_checkpoint("vit_head", tmp_path / "head")
+    (tmp_path / "map.tsv").write_text("amber\t2\nblue\t5\ngreen\t0\nred\t6\n")
+    config = replace(
+        small_config(data, tmp_path / "run"),
+        backbone=str(tmp_path / "head"),
+        classifier="both",
+        class_map=str(tmp_path / "map.tsv"),
+    )
+    execute(config)
+    bundle = compare(config, (), Request(scorers=["tfidf"], labels=["predicted", "posterior"]))
+    assert bundle is not None
+    assert [entry.classifier for entry in bundle.comparisons] == ["probe", "native"]
+    with open_run(config) as run:
+        maps = score_maps(run)
+        native = run.load("scores/dense")["native_logits"][:, [2, 5, 0, 6]].argmax(dim=1)
+        made = maps.map(Variant("tfidf", "predicted"), "native")
+        words, table = run.load("scores/words")["words"][:, :1], run.load("tfidf")["table"]
+        one_view = replace(Variant("tfidf", "predicted"), corpus=CorpusSettings(views=1))
+        first = maps.map(one_view, "native")
+    assert made is not None
+    assert first is not None
+    expected = lookup(table, words[:, 0].long(), native)
+    torch.testing.assert_close(first, expected.half().float())

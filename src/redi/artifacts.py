@@ -92,7 +92,8 @@ def leftovers(folder: Path) -> list[Path]:
     ours = re.compile(r"\..+\.(safetensors|rows|json|toml)\.\d+")
     places = [folder.glob(".*")]
     places += [
-        (folder / name).rglob(".*") for name in ("scores", "predictions", "analysis", "partial")
+        (folder / name).rglob(".*")
+        for name in ("scores", "predictions", "analysis", "ablation", "partial")
     ]
     return [path for place in places for path in place if ours.fullmatch(path.name)]
 

@@ -201,7 +201,15 @@ def compare(
         list[str] | None,
         typer.Option(help="keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, ..."),
     ] = None,
-    keep: Annotated[list[float] | None, typer.Option(help="Keep rate, 0 to 1.")] = None,
+    keep: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Keep rate, 0 to 1; a progressive reducer gets the cost the paper's operator has there."
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Or patch tokens left after the last block.")
+    ] = None,
     cost: Annotated[
         list[float] | None, typer.Option(help="Or a cost relative to dense, 0 to 1.")
     ] = None,
@@ -228,6 +236,7 @@ def compare(
     from redi.compare.run import configuration
     from redi.compare.studies import STUDIES, Request
     from redi.config import overlay
+    from redi.errors import ConfigError
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     config = overlay(configuration(run), _given({"runtime": runtime}), "options").checked()
@@ -236,9 +245,14 @@ def compare(
         "labels": labels,
         "reducers": reducer,
         "keeps": keep,
+        "tokens": tokens,
         "costs": cost,
         "after": after,
     }
+    if not (scorer or reducer) and _given(asked):
+        raise ConfigError(
+            "--labels, --keep, --tokens, --cost and --after need --scorer or --reducer."
+        )
     request = Request(**_given(asked)) if scorer or reducer else None
     studies = study or ([] if request else list(STUDIES))
     try:

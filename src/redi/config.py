@@ -12,6 +12,8 @@ from redi.reduction.budget import Budget
 
 T = TypeVar("T")
 
+#: Words are stored in 16 bits.
+MOST_WORDS = 32767
 CLASSIFIERS = ("probe", "native", "both")
 FEATURES = ("postnorm", "prenorm")
 CACHES = ("none", "fp16")
@@ -86,8 +88,10 @@ class RunConfig:
         ):
             if value < 1:
                 raise ConfigError(f"{name} must be positive, not {value}.")
-        if max(self.vocabulary.n_words, self.analysis.n_words) > 32767:
-            raise ConfigError("A vocabulary has at most 32,767 words: they are stored in 16 bits.")
+        if max(self.vocabulary.n_words, self.analysis.n_words) > MOST_WORDS:
+            raise ConfigError(
+                f"A vocabulary has at most {MOST_WORDS:,} words: they are stored in 16 bits."
+            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must lie in 0 to 2**32 - 1, not {self.seed}.")
         if self.runtime.workers < 0 or self.runtime.threads < 0:

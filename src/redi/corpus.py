@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi.errors import InvalidInput
+from redi.scorers import image_generator
 from redi.tfidf import weigh_words
 from redi.views import MEAN_WEIGHT, View, aggregate, align_views
 
@@ -104,14 +105,10 @@ def other_labels(
 ) -> Int[Tensor, " images"]:
     """For each image a class that is not its own, all others equally likely."""
     steps = [
-        int(torch.randint(1, classes, (), generator=torch.Generator().manual_seed(_mix(seed, k))))
-        for k in indices
+        int(torch.randint(1, classes, (), generator=image_generator(seed, index)))
+        for index in indices
     ]
     return (labels + torch.tensor(steps)) % classes
-
-
-def _mix(seed: int, index: int) -> int:
-    return (seed * 1_000_003 + index) % 2**63
 
 
 def corpus_map(

@@ -4,7 +4,7 @@ Cost is relative to dense: multiply-adds of the blocks' matrix products (Eq. blo
 the reducer itself. Making the scores is not in it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from redi.backbone import Backbone
@@ -17,6 +17,9 @@ from redi.reduction import Budget, OneShot, Progressive, Schedule
 STEPS = 4000
 #: How far from a wanted relative cost a row may lie and still bear its name.
 TOLERANCE = 0.02
+
+
+PAPER = Budget()
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,26 @@ def schedule_cost(reducer: Progressive, schedule: Schedule, on: Geometry) -> flo
     return (blocks + own) / on.dense
 
 
-def budget_for(keep: float) -> Budget:
+def budget_for(keep: float, like: Budget = PAPER) -> Budget:
     """The paper's proportions at another keep rate: what is not kept is half merged, half compressed."""
-    return Budget(keep=keep, merge=(1 - keep) / 2)
+    return replace(like, keep=keep, merge=(1 - keep) / 2)
 
 
-def budget_for_cost(reducer: OneShot, cost: float, after: int, on: Geometry) -> Budget:
-    budgets = [budget_for(kept / on.patches) for kept in range(1, on.patches + 1)]
+def budget_for_cost(
+    reducer: OneShot, cost: float, after: int, on: Geometry, like: Budget = PAPER
+) -> Budget:
+    budgets = _budgets(on, like)
     costs = [one_shot_cost(reducer, budget, after, on) for budget in budgets]
     return budgets[_closest(costs, cost)]
+
+
+def budget_for_tokens(reducer: OneShot, tokens: int, on: Geometry, like: Budget = PAPER) -> Budget:
+    """The one that leaves so many patch tokens, or the nearest number."""
+    return min(_budgets(on, like), key=lambda budget: abs(reducer.tokens(budget, on.grid) - tokens))
+
+
+def _budgets(on: Geometry, like: Budget) -> list[Budget]:
+    return [budget_for(kept / on.patches, like) for kept in range(1, on.patches + 1)]
 
 
 @cache
@@ -101,7 +115,7 @@ def schedule_for_tokens(reducer: Progressive, tokens: int, on: Geometry) -> Sche
 
 def _closest(costs: list[float], wanted: float) -> int:
     best = min(range(len(costs)), key=lambda k: abs(costs[k] - wanted))
-    if abs(costs[best] - wanted) > TOLERANCE:
+    if not abs(costs[best] - wanted) <= TOLERANCE:
         raise ConfigError(
             f"A relative cost of {wanted:g} cannot be met: costs here reach from {min(costs):.3f} to "
             f"{max(costs):.3f}, in steps."

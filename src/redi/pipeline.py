@@ -81,7 +81,10 @@ def execute(config: RunConfig, until: str = "analysis", dry_run: bool = False) -
     """
     with open_run(config, writing=not dry_run) as run:
         if not dry_run:
-            return run_stages(run, until)
+            results = run_stages(run, until)
+            if results is not None:
+                shutil.rmtree(run.folder / "partial", ignore_errors=True)
+            return results
         if run.ranks.is_main:
             _print_plan(run)
         return None
@@ -101,7 +104,7 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
 
 @torch.no_grad()
 def run_stages(run: Run, until: str = "analysis") -> Results | None:
-    """The stages up to ``until`` in an open run."""
+    """The stages up to ``until`` in an open run; the results on the main process, once all are done."""
     if run.ranks.is_main:
         run.claim()
         _warn_about_classes(run)
@@ -123,7 +126,6 @@ def run_stages(run: Run, until: str = "analysis") -> Results | None:
         return None
     results = collect(run)
     write_results(run.folder, results)
-    shutil.rmtree(run.folder / "partial", ignore_errors=True)
     for what in ("train", "val"):
         if skipped := results.notes[f"skipped_{what}"]:
             say(

@@ -69,7 +69,10 @@ class Results:
     digests: dict[str, str]
 
     def row(self, name: str, classifier: str) -> Row:
-        return next(row for row in self.rows if (row.name, row.classifier) == (name, classifier))
+        for row in self.rows:
+            if (row.name, row.classifier) == (name, classifier):
+                return row
+        raise ArtifactError(f"There is no row {name!r} of the {classifier} classifier.")
 
     @property
     def classifiers(self) -> list[str]:
@@ -144,7 +147,7 @@ def _further_rows(run: Run, classifier: str) -> list[str]:
             current = run.current(prediction_name(classifier, name), key)
         except (ArtifactError, KeyError, TypeError):
             continue  # made from scores that are gone, or by another version
-        if current:
+        if current and name == variant.name(run.config.budget):
             names.append(name)
     return names
 
@@ -185,7 +188,7 @@ def _notes(run: Run) -> dict[str, Any]:
         "seed": run.config.seed,
         "attention_scores": list(ATTENTION_SCORES),
         "native_classes": native_classes(run)[1] if "native" in classifiers(run) else "",
-        "vocabulary": notes["vocabulary"],
+        "vocabulary": {**asdict(run.config.vocabulary), **notes["vocabulary"]},
         "probe": notes["probe"],
         "skipped_train": [
             [run.training.image_name(index), reason]

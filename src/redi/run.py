@@ -2,7 +2,7 @@
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.backbone.loading import checkpoint_digest, checkpoint_folder
 from redi.config import RunConfig, to_toml
 from redi.distributed import Ranks
-from redi.errors import ArtifactError, CorpusError
+from redi.errors import ArtifactError, CorpusError, ImageError
 from redi.images import LabelledImages, open_images, relabel
 from redi.loader import ViewDataset
 from redi.passes import PassRunner
@@ -99,6 +99,14 @@ class Run:
 
     def dataset(self, images: LabelledImages, four_views: bool = False) -> ViewDataset:
         return ViewDataset(images, self.backbone.preprocessing, four_views, self.config.seed)
+
+    def require_decoded(self, skipped: Sequence[tuple[int, str]]) -> None:
+        """Of a later validation pass: images whose scores exist must still be readable."""
+        if skipped:
+            raise ImageError(
+                f"{skipped[0][1]} It could be decoded when its scores were made: restore the file, "
+                f"delete {self.folder / 'partial'} and run again."
+            )
 
     def claim(self) -> None:
         """Note in the folder what the run is made from, or refuse a folder of another run."""

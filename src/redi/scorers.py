@@ -103,11 +103,14 @@ def random(dense: Dense) -> PatchScores:
 
 
 def random_scores(seed: int, indices: list[int], patches: int) -> PatchScores:
-    rows = []
-    for index in indices:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-        rows.append(torch.rand(patches, generator=generator))
-    return torch.stack(rows)
+    return torch.stack(
+        [torch.rand(patches, generator=image_generator(seed, index)) for index in indices]
+    )
+
+
+def image_generator(seed: int, index: int) -> torch.Generator:
+    """Randomness of one image, whatever the order of the calls."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
 
 
 SCORERS: dict[str, Scorer] = {

@@ -46,7 +46,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact McNemar test: could so uneven a split of the changed images be a fair coin?
 
     Beyond 2,000 changed images the normal approximation with continuity correction is used, which
-    then agrees to half a percent of p.
+    then is within a percent or so of p down to 1e-4 and too large by up to a fifth at 1e-15.
     """
     changed = gained + lost
     if changed == 0:

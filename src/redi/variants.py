@@ -5,14 +5,16 @@ predictions, so a row can be read back without running anything.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
 
 from redi.corpus import LABEL_SOURCES, TERMS
-from redi.errors import ConfigError
+from redi.errors import ConfigError, InvalidInput
+from redi.grid import Grid
+from redi.plugins import one_line
 from redi.reduction import (
     ONE_SHOT,
     OPERATOR,
@@ -21,6 +23,7 @@ from redi.reduction import (
     Budget,
     OneShot,
     Progressive,
+    Reduction,
     Schedule,
     WordMerging,
 )
@@ -168,6 +171,10 @@ class Catalogue:
                 )
             if scorer == "rollout" and block is not None:
                 raise ConfigError("rollout reads every block, so it has no @block.")
+        if variant.reducer == WORD_MERGING and variant.after:
+            raise ConfigError(
+                "word-merging knows words of embeddings: it works before block 1 only."
+            )
         if variant.labels and not variant.term:
             raise ConfigError(f"{variant.scorer!r} has no corpus term, so it looks up no label.")
         if variant.term and variant.labels not in LABEL_SOURCES:
@@ -193,14 +200,44 @@ def catalogue(
     scorers: Mapping[str, Any], reducers: Mapping[str, Any], digests: Mapping[str, str]
 ) -> Catalogue:
     """The package's tables and the user's additions; a name that is taken is refused."""
-    taken = {*SCORERS, *ATTENTION_SCORES, *TERMS, *ONE_SHOT, *PROGRESSIVE, *LABEL_SOURCES, "dense"}
+    taken = {*SCORERS, *ATTENTION_SCORES, *TERMS, *ONE_SHOT, *PROGRESSIVE, *LABEL_SOURCES}
+    taken |= {"dense", "words"}  # other artefacts of a run
     for name in (*scorers, *reducers):
         if name in taken or name.partition("_")[0] in PRODUCT_TERMS:
             raise ConfigError(f"{name!r} is a name of the package's own: rename your function.")
     if both := set(scorers) & set(reducers):
         raise ConfigError(f"{min(both)!r} is both a scorer and a reducer: rename one.")
-    wrapped = {
-        name: value if isinstance(value, OneShot | Progressive) else OneShot(value)
-        for name, value in reducers.items()
-    }
+    wrapped = {name: guarded(name, value) for name, value in reducers.items()}
     return Catalogue({**SCORERS, **scorers}, {**ONE_SHOT, **PROGRESSIVE, **wrapped}, digests)
+
+
+def guarded(name: str, value: Any) -> OneShot | Progressive:
+    """A user's reducer, whose mistakes are said in one line."""
+
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:  # whatever the user's code raises
+                raise InvalidInput(f"The reducer {name!r} failed: {one_line(error)}") from error
+
+        return call
+
+    if isinstance(value, Progressive):
+        return replace(
+            value,
+            step=guard(value.step),
+            schedule=guard(value.schedule),
+            products=guard(value.products),
+        )
+    one_shot = value if isinstance(value, OneShot) else OneShot(value)
+    tokens = guard(one_shot.tokens)
+
+    def reduce(patches: Tensor, scores: Tensor, budget: Budget, grid: Grid) -> Reduction:
+        reduction: Reduction = one_shot.reduce(patches, scores, budget, grid)
+        promised = tokens(budget, grid)
+        if reduction.tokens.shape[1] != promised:
+            raise InvalidInput(f"it promised {promised} tokens, not {reduction.tokens.shape[1]}")
+        return reduction
+
+    return replace(one_shot, reduce=guard(reduce), tokens=tokens, products=guard(one_shot.products))

@@ -206,6 +206,11 @@ class Backbone(nn.Module):
                 **capture,
             )
             reduction = reducer.step(inside, count)
+            if reduction.tokens.shape[1] != count:
+                raise InvalidInput(
+                    f"In block {block + 1} the reducer left {reduction.tokens.shape[1]} tokens, not "
+                    f"the {count} of its schedule."
+                )
             tokens = tokens.reduced(reduction)
             tokens = tokens.advanced(halves.transform(self.blocks[block], tokens.sequence))
             sizes, scores = _carry(reduction.source, count, sizes, scores)

@@ -1,45 +1,18 @@
 """What a study says: each row against dense and against a reference row, corrected for their number;
 and how much two rankings agree."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from redi.compare.records import Comparison, Line, Rankings
 from redi.compare.studies import Study
 from redi.evaluate import hits
-from redi.records import Row, read_row
+from redi.records import read_row
 from redi.run import Run
 from redi.stages.evaluate import prediction_name
 from redi.stages.maps import ScoreMaps
 from redi.statistics import holm, keep_overlap, mcnemar, paired_bootstrap, spearman
 from redi.variants import Variant
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a study and its comparisons. p-values are exact McNemar tests, corrected by Holm's
-    method over the rows of the study; intervals are paired bootstraps."""
-
-    row: Row
-    p_dense: float
-    dense_interval: tuple[float, float]
-    delta_reference: float  # points of Top-1 against the reference row
-    reference_interval: tuple[float, float]
-    p_reference: float
-    spearman: float | None  # of the score with the reference row's, mean over images
-    overlap: float | None  # percent of the kept patches that the reference row keeps too
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A study measured with one classifier."""
-
-    study: str
-    title: str
-    classifier: str
-    reference: str  # name of the row
-    lines: list[Line]
 
 
 def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Comparison:
@@ -50,7 +23,7 @@ def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Compa
     correct = {name: _correct(run, classifier, name) for name in ("dense", *names)}
     reference = study.reference.name(default)
     correct.setdefault(reference, _correct(run, classifier, reference))
-    rows = {name: read_row(run, classifier, name) for name in names}
+    rows = {name: read_row(run, classifier, name) for name in dict.fromkeys([*names, reference])}
     to_dense = holm([rows[name].p_value for name in names])
     others = [name for name in names if name != reference]
     tests = [_mcnemar(correct[name], correct[reference]) for name in others]
@@ -73,7 +46,7 @@ def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Compa
                 overlap=overlap,
             )
         )
-    return Comparison(study.name, study.title, classifier, reference, lines)
+    return Comparison(study.name, study.title, classifier, rows[reference], lines)
 
 
 def _correct(run: Run, classifier: str, name: str) -> Tensor:
@@ -95,14 +68,16 @@ def _agreement(
     return rho, 100 * keep_overlap(scores, ranking, keep).mean().item()
 
 
-def ranking_matrix(
-    maps: ScoreMaps, variants: list[Variant], classifier: str, keep: int
-) -> tuple[Tensor, Tensor]:
-    """(Spearman, overlap in percent) between all pairs of score maps, means over the images."""
+def rankings(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Rankings:
+    """Between all pairs of scores that are not products: what a product agrees with is its factors."""
+    variants = [v for v in study.variants if v.scorer and not (v.term and v.local)]
+    variants = list({(v.scorer, v.labels): v for v in variants}.values())
     found = [scores for v in variants if (scores := maps.map(v, classifier)) is not None]
+    keep, _, _ = run.config.budget.counts(found[0].shape[1])
     rho, overlap = torch.eye(len(found)), 100 * torch.eye(len(found))
     for i, first in enumerate(found):
         for j, second in enumerate(found[:i]):
             rho[i, j] = rho[j, i] = spearman(first, second).mean()
             overlap[i, j] = overlap[j, i] = 100 * keep_overlap(first, second, keep).mean()
-    return rho, overlap
+    names = [f"{v.scorer} [{v.labels}]" if v.labels else v.scorer for v in variants]
+    return Rankings(names, classifier, rho.tolist(), overlap.tolist())

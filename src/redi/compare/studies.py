@@ -3,23 +3,25 @@
 A study is a list of variants with a title and a reference row to compare with, beside dense.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 
-from redi.config import VocabularyConfig
+from redi.config import MOST_WORDS, VocabularyConfig
 from redi.corpus import LABEL_SOURCES, TERMS
 from redi.equal import (
     Geometry,
     budget_for,
     budget_for_cost,
+    budget_for_tokens,
     one_shot_cost,
     schedule_for_cost,
     schedule_for_tokens,
 )
 from redi.errors import ConfigError
-from redi.reduction import OPERATOR, Budget, OneShot, Progressive
+from redi.reduction import OPERATOR, Budget, OneShot, Progressive, Schedule
 from redi.run import ATTENTION_SCORES
 from redi.scorers import SCORERS
 from redi.variants import Catalogue, Codebook, CorpusSettings, Variant
@@ -50,6 +52,7 @@ class Bench:
     budget: Budget
     known: Catalogue
     vocabulary: VocabularyConfig
+    training_images: int
 
     @property
     def later(self) -> int:
@@ -61,12 +64,15 @@ class Bench:
         variant = replace(Variant(scorer, labels, budget=self.budget), **changes)  # type: ignore[arg-type]
         return self.known.check(variant)
 
+    def budget_for(self, keep: float) -> Budget:
+        return budget_for(keep, self.budget)
+
     @property
     def oracle(self) -> Variant:
         return self.row("redi_mass", "gt")
 
 
-def scorers(bench: Bench) -> Study:
+def scorers(bench: Bench) -> list[Study]:
     """Every score under the paper's operator: alone, and as a product for all label sources."""
     alone = [
         bench.row(name) for name in dict.fromkeys(["random", "centre", *ATTENTION_SCORES, *SCORERS])
@@ -81,10 +87,10 @@ def scorers(bench: Bench) -> Study:
         if row.scorer not in (*ATTENTION_SCORES, "random")
     ]
     title = "Scores under the paper's operator"
-    return Study("scorers", title, [*alone, *terms, *products, *others], bench.oracle)
+    return [Study("scorers", title, [*alone, *terms, *products, *others], bench.oracle)]
 
 
-def reducers(bench: Bench) -> Study:
+def reducers(bench: Bench) -> list[Study]:
     """Every reducer, leaving as many tokens as the paper's operator."""
     tokens = bench.budget.tokens(bench.on.patches)
     rows: list[Variant] = []
@@ -95,29 +101,32 @@ def reducers(bench: Bench) -> Study:
         else:
             rows += [bench.row(*score, reducer=name) for score in _scores_of(reducer)]
     rows.append(bench.row(f"mass@{bench.later}", after=bench.later))
-    return Study("reducers", "Reducers at equal tokens", rows, bench.oracle)
+    return [Study("reducers", "Reducers at equal tokens", rows, bench.oracle)]
 
 
-def costs(bench: Bench) -> Study:
-    """Every reducer at the cost of the paper's operator, and most of them at two more."""
+def costs(bench: Bench) -> list[Study]:
+    """Every reducer at the cost of the paper's operator, and most of them at two more; each cost has
+    its own oracle to compare with."""
     operator = _operator(bench)
     own = one_shot_cost(operator, bench.budget, 0, bench.on)
-    rows = [row for name in bench.known.reducers for row in at_cost(bench, name, own)]
-    rows += [
-        row
-        for cost, name in product(COSTS, bench.known.reducers)
-        if name not in SLOW
-        for row in at_cost(bench, name, cost)
-    ]
-    later = bench.later
+    studies = []
     for cost in (own, *COSTS):
+        rows = [
+            row
+            for name in bench.known.reducers
+            if cost == own or name not in SLOW
+            for row in at_cost(bench, name, cost)
+        ]
         with suppress(ConfigError):
-            budget = budget_for_cost(operator, cost, later, bench.on)
-            rows.append(bench.row(f"mass@{later}", after=later, budget=budget))
-    return Study("costs", "Reducers at equal cost", rows, bench.oracle)
+            budget = budget_for_cost(operator, cost, bench.later, bench.on, bench.budget)
+            rows.append(bench.row(f"mass@{bench.later}", after=bench.later, budget=budget))
+        oracle = next((row for row in rows if row.labels == "gt"), bench.oracle)
+        title = f"Reducers at a cost of {cost:.2f}"
+        studies.append(Study(f"cost-{cost:.2f}", title, rows, oracle))
+    return studies
 
 
-def sweep(bench: Bench) -> Study:
+def sweep(bench: Bench) -> list[Study]:
     """Keep rates of 10 to 90 %; progressive reducers at the cost of the paper's operator there.
 
     One-shot reducers go by attention alone, the paper's also by the oracle; a progressive one stops
@@ -127,7 +136,7 @@ def sweep(bench: Bench) -> Study:
     rows: list[Variant] = []
     swept = [name for name in bench.known.reducers if name not in SLOW]
     for keep, name in product(SWEEP, swept):
-        budget, reducer = budget_for(keep), bench.known.reducers[name]
+        budget, reducer = bench.budget_for(keep), bench.known.reducers[name]
         if isinstance(reducer, Progressive):
             cost = one_shot_cost(operator, budget, 0, bench.on)
             rows += at_cost(bench, name, cost)
@@ -135,36 +144,42 @@ def sweep(bench: Bench) -> Study:
             rows += [
                 bench.row(*score, reducer=name, budget=budget) for score in _scores_of(reducer)[-1:]
             ]
-    rows += [replace(bench.oracle, budget=budget_for(keep)) for keep in SWEEP]
-    return Study("sweep", "Accuracy against cost", rows, bench.oracle)
+    rows += [replace(bench.oracle, budget=bench.budget_for(keep)) for keep in SWEEP]
+    return [Study("sweep", "Accuracy against cost", rows, bench.oracle)]
 
 
-def ablations(bench: Bench) -> Study:
+def ablations(bench: Bench) -> list[Study]:
     """What the paper fixes, one at a time, on the REDI score with incoming mass and the true class."""
     base, budget = bench.oracle, bench.budget
     rows = [base]
-    rows += [
-        replace(base, corpus=CorpusSettings(book)) for book in ablated_codebooks(bench.vocabulary)
-    ]
+    rows += [replace(base, corpus=CorpusSettings(book)) for book in ablated_codebooks(bench)]
     rows += [replace(base, corpus=CorpusSettings(views=views)) for views in (1, 2, 3)]
     rows += [replace(base, corpus=CorpusSettings(mean_weight=weight)) for weight in (0.0, 0.5, 1.0)]
     rows += [replace(base, budget=replace(budget, spatial=weight)) for weight in (0.0, 0.1, 1.0)]
     rows += [replace(base, budget=replace(budget, cells=cells)) for cells in (1, 3, 4)]
     rows += [replace(base, budget=replace(budget, merge=share)) for share in (0.0, 0.5)]
-    return Study("ablations", "What the paper fixes", rows, base)
+    title = "What the paper fixes, for REDI with incoming mass [gt]"
+    return [Study("ablations", title, rows, base)]
 
 
-def ablated_codebooks(own: VocabularyConfig) -> list[Codebook]:
-    """Vocabulary size, passes, features after the final norm, a random start; the rest as the run's."""
+def ablated_codebooks(bench: Bench) -> list[Codebook]:
+    """Vocabulary size, passes, features after the final norm, a random start; the rest as the run's.
+
+    Sizes that the corpus cannot fill, or that 16 bits cannot hold, are left out.
+    """
+    own = bench.vocabulary
     base = Codebook(own.n_words, own.n_passes)
+    most = min(bench.training_images * bench.on.patches, MOST_WORDS)
     sizes = [
-        replace(base, n_words=max(2, int(own.n_words * by))) for by in (1 / 8, 1 / 4, 1 / 2, 2, 4)
+        replace(base, n_words=int(own.n_words * by))
+        for by in (1 / 8, 1 / 4, 1 / 2, 2, 4)
+        if 2 <= own.n_words * by <= most
     ]
     passes = [replace(base, n_passes=count) for count in (1, 2, 5) if count != own.n_passes]
     return [*sizes, *passes, replace(base, features="postnorm"), replace(base, start="random")]
 
 
-STUDIES: dict[str, Callable[[Bench], Study]] = {
+STUDIES: dict[str, Callable[[Bench], list[Study]]] = {
     "scorers": scorers,
     "reducers": reducers,
     "costs": costs,
@@ -180,50 +195,68 @@ class Request:
     scorers: Sequence[str] = ()
     labels: Sequence[str] = ("gt",)
     reducers: Sequence[str] = (OPERATOR,)
-    keeps: Sequence[float] = ()  # keep rates of one-shot reducers
+    keeps: Sequence[float] = ()  # keep rates; a progressive reducer gets the operator's cost there
+    tokens: Sequence[int] = ()  # or patch tokens after the last block
     costs: Sequence[float] = ()  # or relative costs, of any reducer
     after: Sequence[int] = (0,)  # blocks before a one-shot reducer
 
 
 def grid(bench: Bench, request: Request) -> Study:
     """Rows of the request; label sources multiply only scores with a corpus term."""
-    if request.keeps and request.costs:
-        raise ConfigError("Give --keep or --cost, not both.")
+    if sum(map(bool, (request.keeps, request.tokens, request.costs))) > 1:
+        raise ConfigError("Give one of --keep, --tokens and --cost.")
+    if any(not 0 <= after < bench.on.depth for after in request.after):
+        raise ConfigError(f"--after counts blocks: 0 to {bench.on.depth - 1} here.")
     rows: list[Variant] = []
     for name in request.reducers:
-        reducer = bench.known.reducers.get(name)
-        scores = [
-            (scorer, labels)
-            for scorer in request.scorers
-            for labels in (request.labels if Variant(scorer).term else ("",))
-        ]
-        if reducer is None:
-            bench.row("", reducer=name)  # says which are known
-        elif not reducer.scored:
-            scores = [("", "")]
+        bench.row("", reducer=name)  # an unknown one is refused, with those that are known
+        reducer = bench.known.reducers[name]
+        scores = _asked_scores(request) if reducer.scored else [("", "")]
         if isinstance(reducer, Progressive):
             scores = scores or [("", "")]  # its own: the CLS attention of the block
-            wanted = request.costs or [
-                one_shot_cost(_operator(bench), budget, 0, bench.on)
-                for budget in _budgets(bench, request)
-            ]
-            for cost, score in product(wanted, scores):
-                schedule = schedule_for_cost(reducer, cost, bench.on)
+            for schedule, score in product(_schedules(bench, request, reducer), scores):
                 rows.append(bench.row(*score, reducer=name, schedule=schedule))
-        elif reducer is not None:
-            if not scores:
-                raise ConfigError(f"The reducer {name} ranks patches by a score: give --scorer.")
-            for after, score in product(request.after, scores):
-                budgets = (
-                    [budget_for_cost(reducer, cost, after, bench.on) for cost in request.costs]
-                    if request.costs
-                    else _budgets(bench, request)
-                )
-                rows += [
-                    bench.row(*score, reducer=name, after=after, budget=budget)
-                    for budget in budgets
-                ]
-    return Study("grid", "What was asked for", list(dict.fromkeys(rows)), bench.oracle)
+            continue
+        if not scores:
+            raise ConfigError(f"The reducer {name} ranks patches by a score: give --scorer.")
+        for after, score in product(request.after, scores):
+            rows += [
+                bench.row(*score, reducer=name, after=after, budget=budget)
+                for budget in _budgets(bench, request, reducer, after)
+            ]
+    names = "\n".join(row.name(bench.budget) for row in rows)
+    digest = hashlib.sha256(names.encode()).hexdigest()[:6]
+    return Study(f"grid-{digest}", "What was asked for", list(dict.fromkeys(rows)), bench.oracle)
+
+
+def _asked_scores(request: Request) -> list[tuple[str, str]]:
+    return [
+        (scorer, labels)
+        for scorer in request.scorers
+        for labels in (request.labels if Variant(scorer).term else ("",))
+    ]
+
+
+def _schedules(bench: Bench, request: Request, reducer: Progressive) -> list[Schedule]:
+    if request.tokens:
+        return [schedule_for_tokens(reducer, tokens, bench.on) for tokens in request.tokens]
+    budgets = [bench.budget_for(keep) for keep in request.keeps] or [bench.budget]
+    costs = request.costs or [
+        one_shot_cost(_operator(bench), budget, 0, bench.on) for budget in budgets
+    ]
+    return [schedule_for_cost(reducer, cost, bench.on) for cost in costs]
+
+
+def _budgets(bench: Bench, request: Request, reducer: OneShot, after: int) -> list[Budget]:
+    if request.costs:
+        return [
+            budget_for_cost(reducer, cost, after, bench.on, bench.budget) for cost in request.costs
+        ]
+    if request.tokens:
+        return [
+            budget_for_tokens(reducer, tokens, bench.on, bench.budget) for tokens in request.tokens
+        ]
+    return [bench.budget_for(keep) for keep in request.keeps] or [bench.budget]
 
 
 def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
@@ -237,7 +270,7 @@ def at_cost(bench: Bench, name: str, cost: float) -> list[Variant]:
             ]
         own = one_shot_cost(reducer, bench.budget, 0, bench.on)
         near = abs(own - cost) < NEAR
-        budget = bench.budget if near else budget_for_cost(reducer, cost, 0, bench.on)
+        budget = bench.budget if near else budget_for_cost(reducer, cost, 0, bench.on, bench.budget)
     except ConfigError:
         return []
     scores = _scores_of(reducer) if name == OPERATOR else _scores_of(reducer)[-1:]
@@ -249,10 +282,6 @@ def _scores_of(reducer: OneShot) -> list[tuple[str, str]]:
     if not reducer.scored:
         return [("", "")]
     return [("redi_mass", "gt"), ("redi_mass", "predicted"), ("mass", "")]
-
-
-def _budgets(bench: Bench, request: Request) -> list[Budget]:
-    return [budget_for(keep) for keep in request.keeps] or [bench.budget]
 
 
 def _operator(bench: Bench) -> OneShot:

@@ -1,19 +1,20 @@
 """Comparisons as tables, in the terminal and in Markdown, and as curves of accuracy against cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from redi import artifacts
-from redi.compare.run import Bundle, Rankings, read_bundle
-from redi.compare.statistics import Comparison, Line
+from redi.compare.records import Bundle, Comparison, Line, Rankings, read_bundle
 from redi.corpus import LABEL_SOURCES
 from redi.records import Results, Row, read_results
 from redi.reduction import OPERATOR
 from redi.report.tables import ORACLE, TITLES, plain_table
+from redi.variants import PRODUCT_TERMS
 
 #: Names of scores beyond the paper's.
 FURTHER = {
@@ -52,9 +53,9 @@ def score_title(scorer: str) -> str:
     """``redi_col_l2`` -> REDI, Col-L2; ``mass@4`` -> Incoming mass of block 4."""
     if scorer in TITLES:
         return TITLES[scorer]
-    for prefix, title in (("redi_", "REDI"), ("bm25_", "BM25")):
-        if scorer.startswith(prefix):
-            return f"{title}, {score_title(scorer.removeprefix(prefix))}"
+    prefix, _, rest = scorer.partition("_")
+    if prefix in PRODUCT_TERMS and rest:
+        return f"{prefix.upper()}, {score_title(rest)}"
     name, at, block = scorer.partition("@")
     title = FURTHER.get(name, TITLES.get(name, name))
     return f"{title} of block {block}" if at else title
@@ -72,20 +73,25 @@ def describe(row: Row) -> str:
     return ", ".join(parts) or "dense"
 
 
-def comparison_sheet(comparison: Comparison, reference: Row) -> Sheet:
-    columns = _ABLATION if comparison.study == "ablations" else _COLUMNS
-    if comparison.study != "scorers":
-        columns = [column for column in columns if column[0] not in ("ρ", "Overlap")]
-    else:
-        columns = [column for column in columns if column[0] not in ("Tokens", "Cost")]
-    lines = comparison.lines
-    if comparison.study != "ablations":
-        lines = sorted(lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+def comparison_sheet(comparison: Comparison, vocabulary: Mapping[str, Any]) -> Sheet:
+    """``vocabulary`` holds the run's own settings, which ablations differ from."""
+    reference, lines = comparison.reference, comparison.lines
+    left_out: tuple[str, ...] = (
+        ("Tokens", "Cost") if comparison.study == "scorers" else ("ρ", "Overlap")
+    )
     notes = [CORRECTED, f"Δ ref, p ref, ρ and overlap: against {describe(reference)}."]
+    if comparison.study == "sweep":  # its rows are of different cost than any one reference
+        left_out, notes = ("ρ", "Overlap", "Δ ref", "p ref"), notes[:1]
+    first: Callable[[Line], str] = lambda line: describe(line.row)  # noqa: E731
+    if comparison.study == "ablations":
+        first = lambda line: changed(line.row, reference, vocabulary)  # noqa: E731
+    else:
+        lines = sorted(lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+    columns = [column for column in _NUMBERS if column[0] not in left_out]
     return Sheet(
         f"{comparison.title}, {comparison.classifier} classifier, {reference.images} images",
-        tuple(name for name, _ in columns),
-        [[cell(line) for _, cell in columns] for line in lines],
+        ("Changed" if comparison.study == "ablations" else "Row", *(name for name, _ in columns)),
+        [[first(line), *(cell(line) for _, cell in columns)] for line in lines],
         notes,
     )
 
@@ -120,31 +126,21 @@ _NUMBERS: Columns = [
     ("ρ", lambda line: _optional(line.spearman, ".2f")),
     ("Overlap", lambda line: _optional(line.overlap, ".0f")),
 ]
-_COLUMNS: Columns = [("Row", lambda line: describe(line.row)), *_NUMBERS]
-_ABLATION: Columns = [("Changed", lambda line: changed(line.row)), *_NUMBERS]
 
 
-def changed(row: Row) -> str:
-    """What an ablation's row changes of the paper's settings."""
-    parts = []
-    book = (row.corpus or {}).get("codebook")
-    if book:
-        usual = {"n_words": 512, "n_passes": 3, "features": "prenorm", "start": "spread"}
-        titles = {
-            "n_words": "words",
-            "n_passes": "passes",
-            "features": "features",
-            "start": "start",
-        }
-        parts += [f"{titles[k]} {book[k]}" for k in usual if book[k] != usual[k]]
-    if row.corpus and row.corpus["views"] != 4:
+def changed(row: Row, base: Row, vocabulary: Mapping[str, Any]) -> str:
+    """What an ablation's row changes of the base row's settings."""
+    own = {"features": "prenorm", "start": "spread", **vocabulary}
+    titles = {"n_words": "words", "n_passes": "passes", "features": "features", "start": "start"}
+    book = row.corpus["codebook"] or {}
+    parts = [f"{titles[k]} {book[k]}" for k in titles if book and book[k] != own[k]]
+    if row.corpus["views"] != base.corpus["views"]:
         parts.append(f"views {row.corpus['views']}")
-    if row.corpus and row.corpus["mean_weight"] != 0.8:
+    if row.corpus["mean_weight"] != base.corpus["mean_weight"]:
         weight = row.corpus["mean_weight"]
         parts.append(f"mean {weight:g}, maximum {1 - weight:g}")
-    usual_budget = {"keep": 0.5, "merge": 0.25, "cells": 2, "spatial": 0.3}
-    parts += [f"{k} {row.budget[k]:g}" for k, v in usual_budget.items() if row.budget[k] != v]
-    return ", ".join(parts) or "as in the paper"
+    parts += [f"{k} {v:g}" for k, v in row.budget.items() if v != base.budget[k]]
+    return ", ".join(parts) or "nothing"
 
 
 def label_sheet(comparison: Comparison) -> Sheet:
@@ -189,7 +185,7 @@ def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
     for entry in bundle.comparisons:
         if entry.study == "scorers":
             found.append(label_sheet(entry))
-        found.append(comparison_sheet(entry, results.row(entry.reference, entry.classifier)))
+        found.append(comparison_sheet(entry, results.notes["vocabulary"]))
     return [*found, *map(ranking_sheet, bundle.rankings)]
 
 

@@ -38,7 +38,7 @@ def table1(results: Results, classifier: str) -> RenderableType:
         ("Configuration", "Tokens", "Top-1", "Δ dense", "95 % of Δ", "p", "Top-5"),
     )
     for row in results.rows:
-        if row.classifier == classifier:
+        if row.classifier == classifier and row.name in TITLES:
             table.add_row(*_cells(row), style="bold" if row.name == "redi_mass" else "")
     dense = results.row("dense", classifier)
     low, high = dense.top1_interval

@@ -8,6 +8,7 @@ two passes is what one of five passes was after its second.
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
 import torch
@@ -37,24 +38,30 @@ def make_codebooks(run: Run, codebooks: Sequence[Codebook]) -> None:
     run.ranks.wait()
 
 
-def make_embedding_words(run: Run) -> str:
-    """Words of the input embeddings, for merging by visual word: no block is run.
+def embedding_words(run: Run) -> str:
+    """Name of the artefact with words of input embeddings, for merging by visual word."""
+    return _artefact(_embedding_codebook(run), "vocabulary")
 
-    Returns the name of the artefact.
-    """
-    settings = run.config.vocabulary
-    codebook = Codebook(settings.n_words, settings.n_passes, features="embedding")
-    name, key = _artefact(codebook, "vocabulary"), _key(run, codebook, "train")
-    if not run.ranks.share(partial(run.current, name, key)):
+
+def make_embedding_words(run: Run) -> str:
+    """Fit them where they are not there yet: no block is run. The artefact's name."""
+    codebook, name = _embedding_codebook(run), embedding_words(run)
+    if not run.ranks.share(partial(run.current, name, _key(run, codebook, "train"))):
         _fit(run, [codebook], embedding=True)
     return name
 
 
+def _embedding_codebook(run: Run) -> Codebook:
+    settings = run.config.vocabulary
+    return Codebook(settings.n_words, settings.n_passes, features="embedding")
+
+
 def _key(run: Run, codebook: Codebook, *data: str) -> dict[str, Any]:
-    """The seed draws a random start and the views."""
+    """The seed draws a random start and the views; words are those of the images that have scores."""
     return run.key(
         "ablation",
         *data,
+        images=run.digest("scores/dense") if "val" in data else "",
         codebook=codebook.name,
         decoded=run.digest("decoded"),
         cache=run.config.runtime.cache,
@@ -134,8 +141,7 @@ def _book(run: Run, n_words: int, features: str, start: str) -> Book:
     n_images = len(run.training.labels)
     places = start_patches(n_images, n_patches, n_words)
     if start == "random":
-        generator = torch.Generator().manual_seed(run.config.seed)
-        drawn = torch.randperm(n_images * n_patches, generator=generator)[:n_words].tolist()
+        drawn = Random(run.config.seed).sample(range(n_images * n_patches), n_words)
         places = [divmod(patch, n_patches) for patch in drawn]
     return Book(Vocabulary(n_words), partial(_features, run, features), places)
 
@@ -202,6 +208,7 @@ def _assign(run: Run, codebooks: Sequence[Codebook]) -> None:
     dataset = run.dataset(run.validation, four_views=True)
     outcome = run.passes.run(Pass("ablation words", dataset, step, indices=scored), key)
     if outcome is not None:
+        run.require_decoded(outcome.skipped)
         for codebook in codebooks:
             tensors = {
                 "words": outcome.rows[codebook.name],

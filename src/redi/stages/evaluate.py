@@ -17,13 +17,12 @@ from redi.backbone import Backbone, Tokens
 from redi.classes import head_classes
 from redi.corpus import FROM_CLASSIFIER
 from redi.equal import Geometry, one_shot_cost, schedule_cost
-from redi.errors import BackboneError, ImageError, InvalidInput
+from redi.errors import BackboneError
 from redi.evaluate import top5
 from redi.loader import Batch
 from redi.passes import Pass
-from redi.plugins import one_line
 from redi.probe import image_feature
-from redi.reduction import OneShot, Reduction
+from redi.reduction import OneShot
 from redi.run import SCORES, Run
 from redi.stages.maps import ScoreMaps
 from redi.stages.probe import load_probe, probe_done
@@ -121,7 +120,8 @@ def predict(run: Run) -> None:
 def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) -> None:
     """Predictions of all variants for all classifiers of the run, as far as they are missing.
 
-    A group with a missing row is run whole, so that what a killed run has done of it still fits.
+    Groups are cut from the whole list, so that what a killed run has done of one still fits; only its
+    missing rows are run.
     """
     maps = score_maps(run)
     names = [(classifier, variant) for classifier in classifiers(run) for variant in variants]
@@ -135,12 +135,15 @@ def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) ->
                 _save_dense(run, maps, known, classifier)
     jobs = _jobs([row for row in names if row[1].reducer])
     for at in range(0, len(jobs), GROUP):
-        group = jobs[at : at + GROUP]
-        if not any((name, job.variant) in missing for job in group for name in job.classifiers):
+        whole = jobs[at : at + GROUP]
+        group = [
+            job for job in whole if any((name, job.variant) in missing for name in job.classifiers)
+        ]
+        if not group:
             continue
         many = len(jobs) > GROUP
-        name = f"rows {at + 1}-{at + len(group)} of {len(jobs)}" if many else "evaluate"
-        _predict_group(run, maps, known, group, missing, name)
+        name = f"rows {at + 1}-{at + len(whole)} of {len(jobs)}" if many else "evaluate"
+        _predict_group(run, maps, known, group, whole, missing, name)
         run.ranks.wait()
         run.passes.discard(name)
     run.ranks.wait()
@@ -168,6 +171,7 @@ def _predict_group(
     maps: ScoreMaps,
     known: Catalogue,
     jobs: Sequence[_Job],
+    whole: Sequence[_Job],
     missing: set[tuple[str, Variant]],
     name: str,
 ) -> None:
@@ -183,7 +187,8 @@ def _predict_group(
         pixels = batch.pixels[:, 0].to(run.device)
         begun = {0: backbone.embed(backbone.preprocessing.normalise(pixels))}
         found = {"labels": batch.labels}
-        for number, (job, stored) in enumerate(zip(jobs, scores, strict=True)):
+        for job, stored in zip(jobs, scores, strict=True):
+            row = job.variant.name(run.config.budget)
             given = None if stored is None else stored[at].to(run.device)
             hidden = forward(backbone, known, job.variant, given, begun)
             normed = backbone.final_norm(hidden)
@@ -196,36 +201,32 @@ def _predict_group(
                     assert backbone.head is not None
                     logits = backbone.head.classify(backbone.model, normed, backbone.prefix)
                 for field, tensor in _record(logits.cpu(), dense[classifier][at]).items():
-                    found[f"{number}/{classifier}/{field}"] = tensor
+                    found[f"{classifier}/{row}/{field}"] = tensor
         return found
 
     keys = {
-        (number, classifier): prediction_key(
+        (job.variant, classifier): prediction_key(
             run, maps, classifier, job.variant, known.digest(job.variant)
         )
-        for number, job in enumerate(jobs)
+        for job in whole
         for classifier in job.classifiers
     }
-    key = run.key("evaluate", "val", rows=[[c, keys[n, c]] for n, c in keys])
+    key = run.key("evaluate", "val", rows=[[name, row_key] for (_, name), row_key in keys.items()])
     outcome = run.passes.run(Pass(name, run.dataset(run.validation), step, indices=scored), key)
     if outcome is None:
         return
-    if outcome.skipped:
-        raise ImageError(
-            f"{outcome.skipped[0][1]} It could be decoded when its scores were made: restore the file, "
-            f"delete {run.folder / 'partial'} and run again."
-        )
-    for (number, classifier), row_key in keys.items():
-        if (classifier, jobs[number].variant) not in missing:
+    run.require_decoded(outcome.skipped)
+    for (variant, classifier), row_key in keys.items():
+        if (classifier, variant) not in missing:
             continue
-        prefix = f"{number}/{classifier}/"
+        prefix = f"{classifier}/{variant.name(run.config.budget)}/"
         record = {
             field.removeprefix(prefix): tensor
             for field, tensor in outcome.rows.items()
             if field.startswith(prefix)
         }
         record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
-        _save(run, maps, known, classifier, jobs[number].variant, record, row_key)
+        _save(run, maps, known, classifier, variant, record, row_key)
 
 
 def forward(
@@ -250,25 +251,9 @@ def forward(
     tokens = begun[variant.after]
     if scores is None:
         scores = tokens.patches.new_zeros(tokens.patches.shape[:2])
-    reduction = _apply(reducer, variant, tokens, scores, variant.reducer in known.digests)
-    return backbone.encode(tokens.reduced(reduction), start=variant.after)
-
-
-def _apply(
-    reducer: OneShot, variant: Variant, tokens: Tokens, scores: Tensor, foreign: bool
-) -> Reduction:
-    """What a user's reducer does wrong is said in one line."""
     assert tokens.grid is not None
-    if not foreign:
-        return reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
-    promised = reducer.tokens(variant.budget, tokens.grid)
-    try:
-        reduction = reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
-        if reduction.tokens.shape[1] != promised:
-            raise InvalidInput(f"it promised {promised} tokens, not {reduction.tokens.shape[1]}")
-        return reduction
-    except Exception as error:  # whatever the user's function raises
-        raise InvalidInput(f"The reducer {variant.reducer!r} failed: {one_line(error)}") from error
+    reduction = reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
+    return backbone.encode(tokens.reduced(reduction), start=variant.after)
 
 
 def _save_dense(run: Run, maps: ScoreMaps, known: Catalogue, classifier: str) -> None:

@@ -82,6 +82,7 @@ def _make(
     outcome = run.passes.run(work, key)
     if outcome is None:
         return
+    run.require_decoded(outcome.skipped)
     for name in names:
         tensors = {"scores": outcome.rows[name], "indices": torch.tensor(outcome.indices)}
         artifacts.save(run.path(f"scores/{name}"), tensors, keys[name])
