@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from redi.corpus import LABEL_SOURCES, TERMS
-from redi.errors import ConfigError
+from redi.errors import ConfigError, InvalidInput
 from redi.plugins import is_plugin, load_plugin
 from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, OneShot, Progressive, Reduction
 from redi.reduction.schedule import constant
@@ -200,9 +200,16 @@ def test_a_plain_function_becomes_a_one_shot_reducer() -> None:
 
     stepwise, once = Progressive(reduce, constant), OneShot(reduce, scored=False)
     known = catalogue({}, {"plain": reduce, "stepwise": stepwise, "once": once}, {})
-    assert known.reducers["plain"] == OneShot(reduce)
-    assert known.reducers["stepwise"] is stepwise
-    assert known.reducers["once"] is once
+    plain = known.reducers["plain"]
+    assert isinstance(plain, OneShot)
+    assert plain.scored
+    assert plain.tokens(Budget(), (14, 14)) == 102
+    with pytest.raises(InvalidInput, match="The reducer 'plain' failed: NotImplementedError"):
+        plain.reduce(torch.zeros(1, 4, 2), torch.zeros(1, 4), Budget(), (2, 2))
+    step = known.reducers["stepwise"]
+    assert isinstance(step, Progressive)
+    assert step.schedule(196, 12, 0.5) == constant(196, 12, 0.5)
+    assert not known.reducers["once"].scored
 
 
 @pytest.mark.parametrize(
