@@ -69,3 +69,21 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
     done = run("cost", "--keep", "0.9", "--merge", "0.5")
     assert done.returncode == 1
     assert done.stderr.strip() == "redi: keep + merge is 0.9 + 0.5, more than all patches."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "--reducer", "melt"), "redi: There is no reducer 'melt'; there are"),
+        (
+            ("bench", "--size", "huge"),
+            "redi: There is no size 'huge'; there are tiny, small, base.",
+        ),
+        (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no config.toml."),
+    ],
+)
+def test_mistakes_of_the_bench_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1

@@ -462,3 +462,14 @@ def test_both_classifiers_have_their_own_predicted_class(
     assert first is not None
     expected = lookup(table, words[:, 0].long(), native)
     torch.testing.assert_close(first, expected.half().float())
+
+
+def test_a_grid_without_score_and_reducer_is_refused(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "redi", "compare", str(folder), "--keep", "0.3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("--after need --scorer or --reducer.")
