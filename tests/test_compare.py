@@ -292,7 +292,8 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         ask(folder, **asked)
     assert ask(folder, **asked).comparisons == expected.comparisons
-    assert calls == ["rows 1-2 of 4", "rows 3-4 of 4", "rows 3-4 of 4"]
+    assert len(calls) == 3
+    assert calls[0] != calls[1] == calls[2], "the second group is found again under its name"
 
 
 def test_against_a_chosen_row(folder: Path) -> None:

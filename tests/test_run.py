@@ -239,7 +239,7 @@ KILLS = (
     "score/g",
     "scores/rollout",
     "predictions/native/dense",
-    "evaluate/g",
+    "rows-from-random/g",
     "predictions/native/random",
     "predictions/probe/redi_mass",
     "analysis/figure2",
@@ -282,7 +282,9 @@ def die(folder: Path, out: Path, place: str, *options: str) -> bool:
     return done.returncode != 0
 
 
-@pytest.mark.parametrize("stage", ["vocabulary pass 2", "tfidf", "score", "evaluate"])
+@pytest.mark.parametrize(
+    "stage", ["vocabulary pass 2", "tfidf", "score", "evaluate 10 rows from random"]
+)
 def test_a_continued_run_does_not_repeat_finished_chunks(
     folder: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +310,8 @@ def test_a_continued_run_does_not_repeat_finished_chunks(
     seen.clear()
     execute(config)
     assert not set(first) & set(seen)
-    assert len(first) + len(seen) == 4 * (VAL if stage in ("score", "evaluate") else TRAIN)
+    images = VAL if stage.startswith(("score", "evaluate")) else TRAIN
+    assert len(first) + len(seen) == 4 * images
 
 
 def torchrun(
@@ -534,7 +537,7 @@ def test_with_a_cache_later_passes_skip_the_backbone_and_the_result_hardly_chang
 
     monkeypatch.setattr(Backbone, "embed", counting_embed)
     execute(config, until="tfidf")
-    images = 4 * TRAIN
+
     assert sum(forwards) == 16 + images, "the start's 16 images and one pass instead of four"
     cached, plain = (
         artifacts.load(out / "vocabulary.safetensors")[0]["centroids"]

@@ -84,7 +84,7 @@ def collect(run: Run) -> Results:
     backbone = run.backbone
     patches = (backbone.preprocessing.size // backbone.patch_size) ** 2
     rows = [
-        read_row(run, classifier, name)
+        _read_row(run, classifier, name)
         for classifier in classifiers(run)
         for name in ("dense", *SCORES, *_further_rows(run, classifier))
     ]
@@ -97,7 +97,7 @@ def collect(run: Run) -> Results:
     )
 
 
-def read_row(run: Run, classifier: str, name: str) -> Row:
+def _read_row(run: Run, classifier: str, name: str) -> Row:
     """A row from its predictions and those of dense."""
     dense = run.load(prediction_name(classifier, "dense"))
     found, manifest = artifacts.load(run.path(prediction_name(classifier, name)))

@@ -96,7 +96,7 @@ def _compare(
     write_results(run.folder, results)
     maps, names = score_maps(run), classifiers(run)
     found = Bundle(
-        [summarise(run, study, name, maps) for study in studies for name in names],
+        [summarise(run, study, name, maps, results) for study in studies for name in names],
         [rankings(run, s, name, maps) for s in studies if s.name == "scorers" for name in names],
     )
     write_bundle(run.folder, merged(run.folder, found, results))

@@ -7,7 +7,7 @@ from torch import Tensor
 from redi.compare.records import Comparison, Line, Rankings
 from redi.compare.studies import Study
 from redi.evaluate import hits
-from redi.records import read_row
+from redi.records import Results
 from redi.run import Run
 from redi.stages.evaluate import prediction_name
 from redi.stages.maps import ScoreMaps
@@ -15,7 +15,9 @@ from redi.statistics import holm, keep_overlap, mcnemar, paired_bootstrap, spear
 from redi.variants import Variant
 
 
-def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Comparison:
+def summarise(
+    run: Run, study: Study, classifier: str, maps: ScoreMaps, results: Results
+) -> Comparison:
     """Read predictions and score maps; nothing is run."""
     default = run.config.budget
     names = list(dict.fromkeys(variant.name(default) for variant in study.variants))
@@ -23,7 +25,7 @@ def summarise(run: Run, study: Study, classifier: str, maps: ScoreMaps) -> Compa
     correct = {name: _correct(run, classifier, name) for name in ("dense", *names)}
     reference = study.reference.name(default)
     correct.setdefault(reference, _correct(run, classifier, reference))
-    rows = {name: read_row(run, classifier, name) for name in dict.fromkeys([*names, reference])}
+    rows = {name: results.row(name, classifier) for name in dict.fromkeys([*names, reference])}
     to_dense = holm([rows[name].p_value for name in names])
     others = [name for name in names if name != reference]
     tests = [_mcnemar(correct[name], correct[reference]) for name in others]

@@ -91,7 +91,7 @@ def prediction_name(classifier: str, row: str) -> str:
 
 
 def missing_rows(
-    run: Run, maps: ScoreMaps, variants: Sequence[Variant], catalogue: Catalogue
+    run: Run, maps: ScoreMaps, variants: Sequence[Variant], known: Catalogue
 ) -> list[tuple[str, Variant]]:
     """(classifier, variant) pairs whose predictions are not there or not current."""
     return [
@@ -100,7 +100,7 @@ def missing_rows(
         for variant in variants
         if not run.current(
             prediction_name(classifier, variant.name(run.config.budget)),
-            prediction_key(run, maps, classifier, variant, catalogue.digest(variant)),
+            prediction_key(run, maps, classifier, variant, known.digest(variant)),
         )
     ]
 
@@ -120,8 +120,8 @@ def predict(run: Run) -> None:
 def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) -> None:
     """Predictions of all variants for all classifiers of the run, as far as they are missing.
 
-    Groups are cut from the whole list, so that what a killed run has done of one still fits; only its
-    missing rows are run.
+    The rows of a group are in the key of its pass, so parts of a killed run count for the same rows
+    only: what is lost at most is a group whose predictions were just being written.
     """
     maps = score_maps(run)
     names = [(classifier, variant) for classifier in classifiers(run) for variant in variants]
@@ -133,17 +133,13 @@ def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) ->
         for classifier, variant in missing:
             if not variant.reducer:
                 _save_dense(run, maps, known, classifier)
-    jobs = _jobs([row for row in names if row[1].reducer])
+    jobs = _jobs([row for row in names if row in missing and row[1].reducer])
     for at in range(0, len(jobs), GROUP):
-        whole = jobs[at : at + GROUP]
-        group = [
-            job for job in whole if any((name, job.variant) in missing for name in job.classifiers)
-        ]
-        if not group:
-            continue
-        many = len(jobs) > GROUP
-        name = f"rows {at + 1}-{at + len(whole)} of {len(jobs)}" if many else "evaluate"
-        _predict_group(run, maps, known, group, whole, missing, name)
+        group = jobs[at : at + GROUP]
+        # Named by content: when earlier groups are done, this one is still found under its name.
+        first = group[0].variant.name(run.config.budget)
+        name = f"evaluate {len(group)} rows from {first}"
+        _predict_group(run, maps, known, group, name)
         run.ranks.wait()
         run.passes.discard(name)
     run.ranks.wait()
@@ -167,13 +163,7 @@ def _jobs(rows: Sequence[tuple[str, Variant]]) -> list[_Job]:
 
 
 def _predict_group(
-    run: Run,
-    maps: ScoreMaps,
-    known: Catalogue,
-    jobs: Sequence[_Job],
-    whole: Sequence[_Job],
-    missing: set[tuple[str, Variant]],
-    name: str,
+    run: Run, maps: ScoreMaps, known: Catalogue, jobs: Sequence[_Job], name: str
 ) -> None:
     backbone = run.backbone
     probe = load_probe(run) if any("probe" in job.classifiers for job in jobs) else None
@@ -208,7 +198,7 @@ def _predict_group(
         (job.variant, classifier): prediction_key(
             run, maps, classifier, job.variant, known.digest(job.variant)
         )
-        for job in whole
+        for job in jobs
         for classifier in job.classifiers
     }
     key = run.key("evaluate", "val", rows=[[name, row_key] for (_, name), row_key in keys.items()])
@@ -217,8 +207,6 @@ def _predict_group(
         return
     run.require_decoded(outcome.skipped)
     for (variant, classifier), row_key in keys.items():
-        if (classifier, variant) not in missing:
-            continue
         prefix = f"{classifier}/{variant.name(run.config.budget)}/"
         record = {
             field.removeprefix(prefix): tensor
