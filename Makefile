@@ -1,14 +1,23 @@
 # make test   set everything up and run lint, types and tests
 # make demo   set everything up and run the main job on the embedded default
+# make test-matrix  backbones and loading with the oldest and the newest transformers and timm
 # make bench  the speed ratios of benchmarks/README.md
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup lint types test demo format bench clean
+# Tests of what depends on the versions of transformers and timm.
+MATRIX_TESTS := tests/test_backbone.py tests/test_loading.py tests/test_progressive.py \
+	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py
+
+.PHONY: setup lint types test test-matrix demo format bench clean
 
 setup: $(STAMP)
+
+# timm brings torchvision, and one that was not built for the installed torch breaks the import of
+# transformers too. So both lie in a folder of their own, which the tests alone look into.
+TIMM = --quiet --upgrade --no-deps --target $(@D)/timm
 
 # The constraints pin torch to one version whose CPU build is small; an open range would
 # bring several gigabytes of GPU libraries. torch goes first so that nothing else chooses it.
@@ -17,6 +26,7 @@ $(STAMP): pyproject.toml constraints/tested.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt --editable ".[dev]"
+	$(BIN)/python -m pip install $(TIMM) --constraint constraints/tested.txt timm torchvision
 	touch $(STAMP)
 
 lint: setup
@@ -28,6 +38,19 @@ types: setup
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# One environment for each end of the supported ranges.
+test-matrix: .venv-oldest/.installed .venv-newest/.installed
+	.venv-oldest/bin/python -m pytest $(MATRIX_TESTS)
+	.venv-newest/bin/python -m pytest $(MATRIX_TESTS)
+
+.venv-%/.installed: pyproject.toml constraints/%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt torch
+	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt --editable . pytest hypothesis
+	$(@D)/bin/python -m pip install $(TIMM) --constraint constraints/$*.txt timm torchvision
+	touch $@
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -41,4 +64,4 @@ bench: setup
 	$(BIN)/python benchmarks/pipeline.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

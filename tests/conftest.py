@@ -1,5 +1,8 @@
 """Shared fixtures: one small checkpoint of every supported family, loaded from the Hub's format."""
 
+import timm_import  # noqa: F401 - before anything that imports torchvision
+
+# isort: split
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session", params=sorted(CHECKPOINTS))
+@pytest.fixture(scope="session", params=CHECKPOINTS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one small checkpoint; tests that use it run for every family."""
     name: str = request.param

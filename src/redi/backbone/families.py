@@ -1,8 +1,9 @@
-"""What differs between the supported architectures, one entry each: where transformers keeps the
+"""What differs between the supported architectures, one entry each: where the host library keeps the
 parts, how an image is embedded, how many prefix tokens there are, and how the checkpoint's own head
 reads the final tokens.
 
-Everything else (the block loop, attention capture, reduction) is the same for all of them.
+Everything else (the block loop, attention capture, reduction) is the same for all of them. Here are
+transformers' architectures; timm's two are in :mod:`redi.backbone.timm_model`.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     DeiTConfig,
     DeiTForImageClassification,
@@ -42,9 +43,9 @@ Logits = Float[Tensor, "batch classes"]
 
 @dataclass(frozen=True)
 class Head:
-    """A checkpoint's own classifier: its class in transformers and how it reads the normed tokens."""
+    """A checkpoint's own classifier: the class of its model and how it reads the normed tokens."""
 
-    model: type[PreTrainedModel]
+    model: type[nn.Module]
     trunk: str  # attribute under which the class keeps the encoder
     classify: Callable[[Any, Normed, int], Logits]  # (model, normed tokens, prefix) -> logits
 
@@ -53,25 +54,31 @@ class Head:
 class Halves:
     """A block in two parts, for reducers that work between them. Both add their residual.
 
-    The parts are transformers' own modules; dropout and stochastic depth do nothing in evaluation.
+    The parts are the host library's own modules; dropout and stochastic depth do nothing in evaluation.
     """
 
     attend: Callable[..., Tensor]  # (block, hidden, keyword arguments of the attention) -> hidden
     transform: Callable[[Any, Tensor], Tensor]  # (block, hidden) -> hidden
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One architecture. ``blocks`` and ``norm`` are attribute paths inside the encoder."""
 
-    config: type[PreTrainedConfig]
-    encoder: type[PreTrainedModel]
-    encoder_options: dict[str, Any]
     blocks: str
     norm: str
     prefix: Callable[[Any], int]
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
     halves: Halves
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersFamily(Family):
+    """An architecture of transformers, with the classes that read its checkpoints."""
+
+    config: type[PreTrainedConfig]
+    encoder: type[PreTrainedModel]
+    encoder_options: dict[str, Any]
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
 
 
@@ -131,7 +138,7 @@ def _classify_distilled(model: Any, normed: Normed, _prefix: int) -> Logits:
     return logits
 
 
-_VIT = Family(
+_VIT = TransformersFamily(
     config=ViTConfig,
     encoder=ViTModel,
     encoder_options={"add_pooling_layer": False},
@@ -146,8 +153,8 @@ _VIT = Family(
 )
 
 #: Architectures by the ``model_type`` of the checkpoint's config.json.
-FAMILIES: dict[str, Family] = {
-    "dinov3_vit": Family(
+FAMILIES: dict[str, TransformersFamily] = {
+    "dinov3_vit": TransformersFamily(
         config=DINOv3ViTConfig,
         encoder=DINOv3ViTModel,
         encoder_options={},
@@ -158,7 +165,7 @@ FAMILIES: dict[str, Family] = {
         halves=_SCALED,
         heads={},
     ),
-    "dinov2": Family(
+    "dinov2": TransformersFamily(
         config=Dinov2Config,
         encoder=Dinov2Model,
         encoder_options={},
@@ -173,7 +180,7 @@ FAMILIES: dict[str, Family] = {
             ),
         },
     ),
-    "dinov2_with_registers": Family(
+    "dinov2_with_registers": TransformersFamily(
         config=Dinov2WithRegistersConfig,
         encoder=Dinov2WithRegistersModel,
         encoder_options={},
@@ -193,7 +200,7 @@ FAMILIES: dict[str, Family] = {
     "vit": _VIT,
     # transformers' own MAE model masks patches at random, so its weights go into a plain ViT.
     "vit_mae": replace(_VIT, config=ViTMAEConfig, heads={}),
-    "deit": Family(
+    "deit": TransformersFamily(
         config=DeiTConfig,
         encoder=DeiTModel,
         encoder_options={"add_pooling_layer": False},
@@ -213,9 +220,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def square_patch(config: Any) -> int:
+    return square(config.patch_size)
+
+
+def square(sides: Any) -> int:
     """Side of a patch; some configurations write it twice, for both axes."""
-    sides = config.patch_size
-    sides = set(sides) if isinstance(sides, list | tuple) else {sides}
-    if len(sides) != 1:
-        raise BackboneError(f"Patches of {config.patch_size} are not supported, only square ones.")
-    return int(sides.pop())
+    distinct = set(sides) if isinstance(sides, list | tuple) else {sides}
+    if len(distinct) != 1:
+        raise BackboneError(f"Patches of {sides} are not supported, only square ones.")
+    return int(distinct.pop())

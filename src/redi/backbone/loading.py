@@ -2,13 +2,13 @@
 
 A Hub name is first brought into the local cache (only JSON and safetensors files), then loaded as
 a folder, with the network out of the picture. Nothing is unpickled and no code from a checkpoint runs.
+Checkpoints in timm's format go to :mod:`redi.backbone.timm_loading`, all others to transformers.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,11 @@ from transformers import ViTConfig
 from transformers.utils import logging
 
 from redi.backbone.families import FAMILIES, square_patch
+from redi.backbone.inputs import constants, geometry
 from redi.backbone.model import Backbone, Preprocessing
+from redi.backbone.timm_loading import PREFIX, hub_name, load_timm
 from redi.backbone.watch import IMPLEMENTATION
 from redi.errors import BackboneError
-
-#: The default input gives a 14x14 grid whatever the patch size: 224 px for patch 16, 196 for 14.
-GRID_SIDE = 14
-#: ImageNet's constants, for checkpoints without a preprocessor file.
-DEFAULT_MEAN = (0.485, 0.456, 0.406)
-DEFAULT_STD = (0.229, 0.224, 0.225)
 
 _FILES = [
     "config.json",
@@ -47,11 +43,20 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
 
     ``name_or_path`` is a folder in the Hub's format, or a Hub name such as
     ``facebook/dinov3-vitb16-pretrain-lvd1689m``. Its ``model_type`` must be one of
-    :data:`redi.backbone.families.FAMILIES`.
+    :data:`redi.backbone.families.FAMILIES`. With ``timm:`` before it, it is a name of timm's, such
+    as ``timm:deit3_base_patch16_224.fb_in1k``, or a folder in timm's format.
     """
     folder = checkpoint_folder(name_or_path, revision)
     settings = _read_json(folder / "config.json")
     kind = settings.get("model_type")
+    if kind is None and "architecture" in settings:
+        _require_safetensors(folder, name_or_path)
+        return load_timm(folder, name_or_path, settings)
+    if str(name_or_path).startswith(PREFIX):
+        raise BackboneError(
+            f"{folder / 'config.json'} names no architecture of timm's: a folder in transformers' "
+            f"format is loaded without {PREFIX}"
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise BackboneError(
             f"{name_or_path} is of type {kind!r}, which is not a supported Vision Transformer; "
@@ -111,7 +116,10 @@ def checkpoint_digest(folder: Path) -> str:
 
 def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The local folder of a checkpoint; a Hub name is downloaded into the cache first."""
-    name = str(name_or_path)
+    name = str(name_or_path).removeprefix(PREFIX)
+    of_timm = name != str(name_or_path)
+    if not name:
+        raise BackboneError(f"There is no name in {str(name_or_path)!r}: pass one, or a folder.")
     path = Path(name)
     try:
         path = path.expanduser()
@@ -125,6 +133,8 @@ def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> 
     advice = "pass a Hub name (owner/model) or a local folder with config.json and safetensors"
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise BackboneError(f"There is no folder {name}; {advice}.")
+    if of_timm:
+        name = hub_name(name)
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except GatedRepoError:
@@ -191,29 +201,15 @@ def _plain_vit_config(mae: Any) -> ViTConfig:
 
 def _preprocessing(folder: Path, patch_size: int) -> Preprocessing:
     """Our own geometry (the stock processor of DINOv3 squashes without a crop); constants of theirs."""
-    size = GRID_SIDE * patch_size
-    mean, std = DEFAULT_MEAN, DEFAULT_STD
+    mean = std = None
     file = folder / "preprocessor_config.json"
     if file.exists():
         settings = _read_json(file)
-        if settings.get("do_normalize", True):
-            mean = _three(file, settings.get("image_mean", mean))
-            std = _three(file, settings.get("image_std", std))
-        else:
+        mean, std = settings.get("image_mean"), settings.get("image_std")
+        if not settings.get("do_normalize", True):
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        if min(std) <= 0:
-            raise BackboneError(f"{file} must give positive deviations (image_std), not {std}.")
-    return Preprocessing(shorter=size * 8 // 7, size=size, mean=mean, std=std)
-
-
-def _three(file: Path, values: Any) -> tuple[float, float, float]:
-    try:
-        red, green, blue = (float(value) for value in values)
-    except (TypeError, ValueError):
-        red = green = blue = nan
-    if not all(map(isfinite, (red, green, blue))):
-        raise BackboneError(f"{file} must give three finite numbers, not {values!r}.")
-    return red, green, blue
+    shorter, size = geometry(patch_size)
+    return Preprocessing(shorter, size, *constants(file, mean, std))
 
 
 @contextmanager

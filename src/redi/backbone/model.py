@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, square_patch
+from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import IMPLEMENTATION, Watch
 from redi.checks import require_float
@@ -69,14 +70,15 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | TimmModel,
         family: Family,
         head: Head | None,
         preprocessing: Preprocessing,
     ) -> None:
         super().__init__()
-        model.set_attn_implementation(IMPLEMENTATION)
-        self.model = model.eval().requires_grad_(False)
+        if isinstance(model, PreTrainedModel):
+            model.set_attn_implementation(IMPLEMENTATION)
+        self.model: PreTrainedModel | TimmModel = model.eval().requires_grad_(False)
         self.family = family
         self.head = head
         self.preprocessing = preprocessing

@@ -5,6 +5,7 @@ arguments through to it. The function below is registered once, as ``"redi"``. A
 watches goes straight to transformers' SDPA function. A watched block computes softmax(QK^T) for a
 few images at a time, hands that slice to every :class:`Watch`, and lets go of it: the slice stays
 in the processor's cache and a full ``[batch, heads, tokens, tokens]`` tensor never exists.
+timm's blocks come to the same arithmetic by another way: :mod:`redi.backbone.timm_model`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,8 @@ IMPLEMENTATION = "redi"
 #: 3.9 MB) stay in cache and run at SDPA's speed; an accelerator wants larger slices.
 SLICE_CPU = 2
 SLICE_ACCELERATOR = 16
+
+MASKED = "Watched blocks take no attention mask: patches are never masked here."
 
 Statistic = Callable[[Float[Tensor, "batch heads tokens tokens"]], Tensor]
 
@@ -127,18 +130,30 @@ def attention_forward(
         )
         return output, None
     if attention_mask is not None:
-        raise InvalidInput("Watched blocks take no attention mask: patches are never masked here.")
+        raise InvalidInput(MASKED)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return observed_attention(query, key, value, scale, redi_watches, redi_block), None
+
+
+def observed_attention(
+    query: Float[Tensor, "batch heads tokens head_dim"],
+    key: Float[Tensor, "batch heads tokens head_dim"],
+    value: Float[Tensor, "batch heads tokens head_dim"],
+    scale: float,
+    watches: Sequence[Watch],
+    block: int,
+) -> Float[Tensor, "batch tokens heads head_dim"]:
+    """softmax(QK^T) V, a few images at a time, each slice shown to every watch."""
     step = SLICE_CPU if query.device.type == "cpu" else SLICE_ACCELERATOR
     output = query.new_empty(query.transpose(1, 2).shape)
     for start in range(0, len(query), step):
         images = slice(start, start + step)
         logits = (query[images] @ key[images].transpose(2, 3)).mul_(scale)
         attention = logits.softmax(dim=-1)
-        for watch in redi_watches:
-            watch.observe(redi_block, attention)
+        for watch in watches:
+            watch.observe(block, attention)
         output[images] = (attention @ value[images]).transpose(1, 2)
-    return output, None
+    return output
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)

@@ -13,7 +13,7 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 from redi.attention import head_mean
 from redi.backbone import Backbone, Preprocessing, Watch
 from redi.backbone.families import FAMILIES
-from redi.backbone.loading import DEFAULT_MEAN, DEFAULT_STD
+from redi.backbone.inputs import DEFAULT_MEAN, DEFAULT_STD
 from redi.bench.records import DENSE
 from redi.equal import Geometry, one_shot_cost, schedule_cost, schedule_for_cost
 from redi.errors import ConfigError
