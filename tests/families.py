@@ -1,8 +1,7 @@
 """Small random checkpoints of every supported family, made with transformers' and timm's own classes."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,8 +14,10 @@ from transformers import (
     Dinov2Model,
     Dinov2WithRegistersConfig,
     Dinov2WithRegistersForImageClassification,
+    Dinov2WithRegistersModel,
     DINOv3ViTConfig,
     DINOv3ViTModel,
+    PreTrainedConfig,
     PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
@@ -35,50 +36,77 @@ _SIZE: dict[str, Any] = {
     "image_size": 48,
 }
 _MLP: dict[str, Any] = {**_SIZE, "intermediate_size": 64}
+_REGISTERS = {"num_register_tokens": 4}
 _LABELS: dict[str, Any] = {"num_labels": 7}
-
-_TRANSFORMERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "dinov3": lambda: DINOv3ViTModel(DINOv3ViTConfig(**_MLP, num_register_tokens=4)),
-    "dinov3_gated": lambda: DINOv3ViTModel(
-        DINOv3ViTConfig(**_MLP, num_register_tokens=4, use_gated_mlp=True, hidden_act="silu")
-    ),
-    "dinov2": lambda: Dinov2Model(Dinov2Config(**_SIZE, mlp_ratio=2)),
-    "dinov2_swiglu_head": lambda: Dinov2ForImageClassification(
-        Dinov2Config(**_SIZE, mlp_ratio=2, use_swiglu_ffn=True, **_LABELS)
-    ),
-    "dinov2_registers_head": lambda: Dinov2WithRegistersForImageClassification(
-        Dinov2WithRegistersConfig(**_SIZE, mlp_ratio=2, num_register_tokens=4, **_LABELS)
-    ),
-    "vit": lambda: ViTModel(ViTConfig(**_MLP)),
-    "vit_head": lambda: ViTForImageClassification(ViTConfig(**_MLP, **_LABELS)),
-    "deit_head": lambda: DeiTForImageClassification(DeiTConfig(**_MLP, **_LABELS)),
-    "deit_distilled": lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**_MLP, **_LABELS)),
-    "mae": lambda: ViTMAEForPreTraining(
-        ViTMAEConfig(
-            **_MLP,
-            decoder_hidden_size=16,
-            decoder_num_hidden_layers=1,
-            decoder_num_attention_heads=2,
-            decoder_intermediate_size=32,
-        )
-    ),
+_DECODER = {
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 32,
 }
 
+
+class Small(NamedTuple):
+    """A model class, its configuration class, and what makes it small."""
+
+    model: type[PreTrainedModel]
+    config: type[PreTrainedConfig]
+    settings: dict[str, Any]
+
+
+_TRANSFORMERS = {
+    "dinov3": Small(DINOv3ViTModel, DINOv3ViTConfig, {**_MLP, **_REGISTERS}),
+    "dinov3_gated": Small(
+        DINOv3ViTModel,
+        DINOv3ViTConfig,
+        {**_MLP, **_REGISTERS, "use_gated_mlp": True, "hidden_act": "silu"},
+    ),
+    "dinov2": Small(Dinov2Model, Dinov2Config, {**_SIZE, "mlp_ratio": 2}),
+    "dinov2_swiglu_head": Small(
+        Dinov2ForImageClassification,
+        Dinov2Config,
+        {**_SIZE, "mlp_ratio": 2, "use_swiglu_ffn": True, **_LABELS},
+    ),
+    "dinov2_registers": Small(
+        Dinov2WithRegistersModel,
+        Dinov2WithRegistersConfig,
+        {**_SIZE, "mlp_ratio": 2, **_REGISTERS},
+    ),
+    "dinov2_registers_head": Small(
+        Dinov2WithRegistersForImageClassification,
+        Dinov2WithRegistersConfig,
+        {**_SIZE, "mlp_ratio": 2, **_REGISTERS, **_LABELS},
+    ),
+    "vit": Small(ViTModel, ViTConfig, _MLP),
+    "vit_head": Small(ViTForImageClassification, ViTConfig, {**_MLP, **_LABELS}),
+    "deit_head": Small(DeiTForImageClassification, DeiTConfig, {**_MLP, **_LABELS}),
+    "deit_distilled": Small(DeiTForImageClassificationWithTeacher, DeiTConfig, {**_MLP, **_LABELS}),
+    "mae": Small(ViTMAEForPreTraining, ViTMAEConfig, {**_MLP, **_DECODER}),
+}
 
 CHECKPOINTS = (*_TRANSFORMERS, *TIMM_CHECKPOINTS)
 
 
-def make_model(name: str) -> Any:
+def make_model(name: str, patch: int = 8) -> Any:
+    """Random weights; the grid is 6x6 at the native size, whatever the patch size."""
+    if name in TIMM_CHECKPOINTS:
+        return scramble(small_timm(TIMM_CHECKPOINTS[name], patch_size=patch, img_size=6 * patch))
+    return scrambled(name, patch_size=patch, image_size=6 * patch)
+
+
+def scrambled(name: str, **changes: Any) -> Any:
+    """A small model of transformers with some settings changed."""
+    torch.manual_seed(0)
+    small = _TRANSFORMERS[name]
+    model: Any = small.model
+    return scramble(model(small.config(**{**small.settings, **changes})))
+
+
+def scramble(model: nn.Module) -> nn.Module:
     """Every parameter random, so that nothing is lost unnoticed (several start at zero or one).
 
     Weight matrices are scaled so that attention is far from uniform.
     """
-    torch.manual_seed(0)
-    small = TIMM_CHECKPOINTS.get(name)
-    return scramble(small_timm(small) if small else _TRANSFORMERS[name]())
-
-
-def scramble(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -88,10 +116,17 @@ def scramble(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def save_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    model = make_model(name).to(dtype)
+def save_checkpoint(
+    name: str, folder: Path, dtype: torch.dtype = torch.float32, patch: int = 8
+) -> Path:
+    model = make_model(name, patch).to(dtype)
     if name in TIMM_CHECKPOINTS:
-        return save_timm(model, folder, TIMM_CHECKPOINTS[name])
+        sizes = {"patch_size": patch, "img_size": 6 * patch}
+        return save_timm(model, folder, TIMM_CHECKPOINTS[name], sizes)
+    return save_model(model, folder)
+
+
+def save_model(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""Every supported family through the one interface, against transformers' own forward."""
+"""Every supported family through the one interface, against its library's own forward."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,25 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel, ViTMAEForPreTraining
 
-from families import encoder_of, make_model
+from families import encoder_of, make_model, save_checkpoint
 from redi.attention import cls_max, cls_mean, incoming_mass, rollout
 from redi.backbone import AttentionScores, Backbone, Watch, load_backbone
-from redi.backbone import watch as watch_module
 from redi.errors import BackboneError, InvalidInput
 from redi.reduction import Budget, Reduction, reduce
+from timm_families import timm_attentions
 
 
 def reference_outputs(name: str, pixels: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """(normed tokens, logits or None, attention of every block) of transformers' eager forward."""
+    """(normed tokens, logits or None, attention of every block) of the library's eager forward."""
     model = make_model(name)
+    if name.startswith("timm_"):
+        with torch.no_grad():
+            normed, logits = model.forward_features(pixels), model(pixels)
+        return normed, logits if model.num_classes else None, timm_attentions(model, pixels)
     model.set_attn_implementation("eager")
     encoder = encoder_of(model)
     options = {}
@@ -47,7 +53,7 @@ def name(checkpoint: Path, request: pytest.FixtureRequest) -> str:
     return value
 
 
-def test_dense_path_equals_transformers(name: str, backbone: Backbone, pixels: Tensor) -> None:
+def test_dense_path_equals_the_library(name: str, backbone: Backbone, pixels: Tensor) -> None:
     normed, logits, _ = reference_outputs(name, pixels)
     tokens = backbone.embed(pixels)
     assert tokens.grid == (6, 6)
@@ -108,33 +114,35 @@ def test_watching_does_not_change_the_output(backbone: Backbone, pixels: Tensor)
     torch.testing.assert_close(watched, backbone.encode(tokens), atol=1e-5, rtol=1e-5)
 
 
+class Calls(TorchFunctionMode):
+    """Counts the calls of torch's fused attention and keeps the shapes of what softmax was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = 0
+        self.softmaxes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.fused += func is scaled_dot_product_attention
+        if func is Tensor.softmax:
+            self.softmaxes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
 def test_blocks_that_nobody_watches_never_materialise_attention(
-    backbone: Backbone, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
+    backbone: Backbone, pixels: Tensor
 ) -> None:
-    fused: list[int] = []
-    softmaxes: list[tuple[int, ...]] = []
-    sdpa: Any = vars(watch_module)["sdpa_attention_forward"]
-    softmax = Tensor.softmax
-
-    def counting_sdpa(*args: Any, **kwargs: Any) -> Any:
-        fused.append(1)
-        return sdpa(*args, **kwargs)
-
-    def counting_softmax(self: Tensor, dim: int) -> Tensor:
-        softmaxes.append(tuple(self.shape))
-        return softmax(self, dim)
-
-    monkeypatch.setattr(watch_module, "sdpa_attention_forward", counting_sdpa)
-    monkeypatch.setattr(Tensor, "softmax", counting_softmax)
     watch = Watch(lambda attention: attention.mean(1), blocks=[1])
     tokens = backbone.embed(pixels)
-    backbone.encode(tokens, watch=[watch])
-    assert len(fused) == backbone.depth - 1
+    with Calls() as calls:
+        backbone.encode(tokens, watch=[watch])
+    assert calls.fused == backbone.depth - 1
     length = backbone.prefix + 36
-    assert softmaxes == [(2, 4, length, length), (1, 4, length, length)], "two images, then one"
-    fused.clear()
-    backbone.encode(tokens)
-    assert len(fused) == backbone.depth
+    slices = [(2, 4, length, length), (1, 4, length, length)]
+    assert calls.softmaxes == slices, "two images, then one"
+    with Calls() as calls:
+        backbone.encode(tokens)
+    assert (calls.fused, calls.softmaxes) == (backbone.depth, [])
 
 
 def test_encode_in_two_halves_equals_encode(backbone: Backbone, pixels: Tensor) -> None:
@@ -188,23 +196,44 @@ def test_dinov3_can_be_reduced_twice(dinov3: Backbone, pixels: Tensor) -> None:
     assert torch.equal(dinov3.encode(twice), dinov3.encode(expected))
 
 
-@pytest.mark.parametrize("size", [(64, 64), (48, 80)])
-def test_other_resolutions_and_shapes(name: str, backbone: Backbone, size: tuple[int, int]) -> None:
-    pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("patch", [8, 14, 32])
+@pytest.mark.parametrize("grid", [(8, 8), (5, 9), (12, 10)], ids=str)
+def test_other_patch_sizes_larger_inputs_and_grids(
+    name: str, checkpoint: Path, tmp_path: Path, patch: int, grid: tuple[int, int]
+) -> None:
+    folder = checkpoint if patch == 8 else save_checkpoint(name, tmp_path, patch=patch)
+    backbone = load_backbone(folder)
+    assert backbone.patch_size == patch
+    assert backbone.preprocessing.size == 14 * patch
+    pixels = torch.randn(2, 3, grid[0] * patch, grid[1] * patch)
     tokens = backbone.embed(pixels)
-    assert tokens.grid == (size[0] // 8, size[1] // 8)
-    model: Any = make_model(name)
-    if name != "mae":
-        learned = name.startswith(("vit", "deit"))
-        options = {"interpolate_pos_encoding": True} if learned else {}
-        encoder = encoder_of(model)
-        with torch.no_grad():
-            expected = encoder(pixels, **options).last_hidden_state
-        normed = backbone.final_norm(backbone.encode(tokens))
-        torch.testing.assert_close(normed, expected, atol=1e-5, rtol=1e-5)
-    scores = torch.rand(2, tokens.patches.shape[1])
-    reduction = reduce(tokens.patches, scores, grid=tokens.grid)
+    assert tokens.grid == grid
+    scores = AttentionScores(backbone.depth, backbone.prefix)
+    hidden = backbone.encode(tokens, watch=scores.watches)
+    if name != "mae":  # transformers' MAE model masks
+        normed = backbone.final_norm(hidden)
+        expected = library_forward(name, patch, pixels)
+        torch.testing.assert_close(normed, expected, atol=1e-4, rtol=1e-4)
+    mass = scores.maps()["mass"]
+    assert mass.shape == (2, grid[0] * grid[1])
+    everything = reduce(tokens.patches, mass, Budget(keep=1, merge=0), grid)
+    kept = backbone.encode(tokens.reduced(everything))
+    torch.testing.assert_close(kept, backbone.encode(tokens), atol=1e-5, rtol=1e-5)
+    reduction = reduce(tokens.patches, mass, grid=grid)
     assert backbone.encode(tokens.reduced(reduction)).isfinite().all()
+
+
+@torch.no_grad()
+def library_forward(name: str, patch: int, pixels: Tensor) -> Tensor:
+    """Tokens after the final norm, by the library's own forward off the native size."""
+    model = make_model(name, patch)
+    if name.startswith("timm_"):
+        features: Tensor = model.forward_features(pixels)
+        return features
+    learned = name.startswith(("vit", "deit"))
+    options = {"interpolate_pos_encoding": True} if learned else {}
+    output: Tensor = encoder_of(model)(pixels, **options).last_hidden_state
+    return output
 
 
 def test_frozen_and_always_in_evaluation_mode(backbone: Backbone, pixels: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot, pad
 from families import make_model
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
+from redi.backbone.timm_model import TimmBlock, TimmModel
 from redi.backbone.watch import attention_forward
 from redi.errors import InvalidInput
 from redi.reduction import (
@@ -30,6 +31,7 @@ from redi.reduction import (
 )
 from redi.reduction.peers import evit, pitome, tome
 from redi.reduction.progressive import merge_pairs
+from timm_families import without_fused_attention
 
 Vector = list[float]
 
@@ -579,12 +581,17 @@ def inputs_of_linear_layers(module: nn.Module) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
+def attention_of(block: Any) -> nn.Module:
+    attention: nn.Module = block.block.attn if isinstance(block, TimmBlock) else block.attention
+    return attention
+
+
 def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tensor) -> None:
     tokens = backbone.embed(pixels)
     for block in range(3):
         schedule = (36,) * block + (30,) * (3 - block)
         recorder = Recorder(PEERS["evit"])
-        with inputs_of_linear_layers(backbone.blocks[block].get_submodule("attention")) as seen:
+        with inputs_of_linear_layers(attention_of(backbone.blocks[block])) as seen:
             backbone.encode_progressively(tokens, recorder.progressive, schedule)
         (inside,) = recorder.insides
         assert (inside.block, inside.depth, inside.prefix) == (block, 3, backbone.prefix)
@@ -700,11 +707,14 @@ def test_the_blocks_equal_eager_attention_with_log_sizes(
     checkpoint: Path,
     pixels: Tensor,
 ) -> None:
-    """The recorded steps in a second forward: transformers' eager attention, sizes counted anew."""
+    """The recorded steps in a second forward: the library's eager attention, sizes counted anew."""
     recorder = Recorder(reducer)
     result = backbone.encode_progressively(backbone.embed(pixels), recorder.progressive, schedule)
     eager = load_backbone(checkpoint)
-    eager.model.set_attn_implementation("eager")
+    if isinstance(eager.model, TimmModel):
+        without_fused_attention(eager.model)
+    else:
+        eager.model.set_attn_implementation("eager")
     tokens = eager.embed(pixels)
     steps = iter(zip(recorder.insides, recorder.reductions, strict=True))
     hidden, rope, prefix = tokens.sequence, tokens.rope, backbone.prefix

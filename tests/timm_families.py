@@ -51,12 +51,18 @@ def small_timm(small: Small, **arguments: Any) -> nn.Module:
     return model.eval()
 
 
-def save_timm(model: Any, folder: Path, small: Small, **settings: Any) -> Path:
-    """In the Hub's format, by timm's own function; ``settings`` change config.json."""
+def save_timm(
+    model: Any,
+    folder: Path,
+    small: Small,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> Path:
+    """In the Hub's format, by timm's own function; ``settings`` go into config.json."""
     timm().models.save_for_hf(
         model,
         folder,
-        model_args={**_SMALL, **small.arguments},
+        model_args={**_SMALL, **small.arguments, **arguments},
         model_config=settings,
         safe_serialization=True,
     )

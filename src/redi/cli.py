@@ -327,6 +327,62 @@ def bench(
 
 
 @app.command()
+def diagnose(
+    backbone: Annotated[
+        list[str], typer.Option(help="Hub name, timm:name or folder; given once for each backbone.")
+    ],
+    train: Annotated[str, typer.Option(help="Training images, as for `redi run`.")],
+    val: Annotated[str, typer.Option(help="Validation images, likewise.")],
+    out: Annotated[str, typer.Option(help="Folder that gets one run folder a backbone.")],
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with further settings, as for `redi run`.")
+    ] = None,
+    classifier: Annotated[
+        str, typer.Option(help="both (native wherever there is a head, and the probe) or probe.")
+    ] = "both",
+    class_map: Annotated[
+        str | None, typer.Option(help="File that maps folders to classes of the native heads.")
+    ] = None,
+    words: Annotated[int | None, typer.Option(help="Visual words (512).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a forward (32).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode images.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Dense, attention alone and the hybrid on several backbones: the paper's diagnostics, one table.
+
+    Example: `redi diagnose --backbone timm:deit3_base_patch16_224.fb_in1k --backbone
+    timm:vit_base_patch16_224.mae --train imagenet/train --val imagenet/val --out runs/diagnose`
+
+    Killed or stopped, the same command goes on where it was. Writes diagnose.json and diagnose.md.
+    """
+    from redi.config import RunConfig, overlay, read_config
+    from redi.diagnose import diagnose as measure
+
+    base = read_config(config) if config else RunConfig()
+    runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
+    changes = {
+        "train": train,
+        "val": val,
+        "out": out,
+        "classifier": classifier,
+        "class_map": class_map,
+        "vocabulary": {"n_words": words},
+        "runtime": runtime,
+    }
+    try:
+        diagnosis = measure(overlay(base, _given(changes), "options"), backbone, dry_run)
+    except KeyboardInterrupt:
+        typer.echo("redi: stopped; the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
+    if diagnosis is not None:
+        from redi.report.diagnose import publish
+
+        typer.echo(f"written: {publish(Path(out), diagnosis)}")
+
+
+@app.command()
 def cost(
     patches: Annotated[int, typer.Option(help="Patches of one image.")] = 196,
     prefix: Annotated[int, typer.Option(help="CLS, register and distillation tokens.")] = 5,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "redi": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "timm": getattr(sys.modules.get("timm"), "__version__", ""),  # empty where it was not used
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),

@@ -67,7 +67,8 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     architectures = settings.get("architectures") or []
     named = architectures if isinstance(architectures, list) else [architectures]
     head = next((family.heads[name] for name in map(str, named) if name in family.heads), None)
-    model_class, options = (head.model, {}) if head else (family.encoder, family.encoder_options)
+    model_class: Any = head.model if head else family.encoder
+    options = {} if head else family.encoder_options
     with _quiet_transformers():
         try:
             config = family.config.from_dict(settings)

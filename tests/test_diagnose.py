@@ -1,0 +1,182 @@
+"""``redi diagnose``: several backbones, one table, and nothing measured twice."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from families import save_checkpoint
+from redi import artifacts, passes
+from redi.cli import app
+from redi.config import RunConfig
+from redi.diagnose import Diagnosis, diagnose, folder_name, plan
+from redi.errors import ConfigError
+from redi.pipeline import STAGES
+from redi.records import read_results
+from redi.report.diagnose import publish
+from redi.run import ATTENTION_SCORES
+from redi.statistics import holm
+from small_run import small_config, write_images
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "CHUNK", 8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder)
+    save_checkpoint("dinov2", folder / "plain")
+    save_checkpoint("vit_head", folder / "head")
+    (folder / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    return folder
+
+
+def base(folder: Path, out: Path) -> RunConfig:
+    return replace(
+        small_config(folder, out),
+        backbone="",
+        classifier="both",
+        class_map=str(folder / "map.tsv"),
+    )
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Diagnosis]:
+    out = tmp_path_factory.mktemp("out")
+    found = diagnose(base(folder, out), [str(folder / "plain"), str(folder / "head")])
+    assert found is not None
+    return out, found
+
+
+def test_each_backbone_is_a_run_with_the_classifiers_it_has(
+    done: tuple[Path, Diagnosis],
+) -> None:
+    out, found = done
+    assert read_results(out / "plain").classifiers == ["probe"]
+    assert read_results(out / "head").classifiers == ["probe", "native"]
+    groups = [(row.backbone, row.classifier) for row in found.rows]
+    assert list(dict.fromkeys(groups)) == [
+        ("plain", "probe"),
+        ("head", "native"),
+        ("head", "probe"),
+    ]
+    assert [row.score for row in found.rows] == [*ATTENTION_SCORES] * 3
+    assert {row.images for row in found.rows} == {20}
+
+
+def test_the_rows_are_those_of_the_runs_and_the_gain_is_paired(
+    done: tuple[Path, Diagnosis],
+) -> None:
+    out, found = done
+    for row in found.rows:
+        results = read_results(out / row.backbone)
+        assert row.dense == results.row("dense", row.classifier).top1
+        assert row.attention == results.row(row.score, row.classifier).top1
+        assert row.hybrid == results.row(f"redi_{row.score}", row.classifier).top1
+        assert row.gain == pytest.approx(row.hybrid - row.attention)
+        right = [
+            stored["top5"][:, 0] == stored["labels"]
+            for stored in (
+                artifacts.load(
+                    out / row.backbone / "predictions" / row.classifier / f"{name}.safetensors"
+                )[0]
+                for name in (f"redi_{row.score}", row.score)
+            )
+        ]
+        assert row.gain == pytest.approx(100 * float((right[0].float() - right[1].float()).mean()))
+    plain = [
+        read_results(out / row.backbone).row(f"redi_{row.score}", row.classifier).p_value
+        for row in found.rows
+    ]
+    assert [row.hybrid_p for row in found.rows] == holm(plain), "corrected over the whole table"
+
+
+def test_the_same_command_measures_nothing_again(
+    done: tuple[Path, Diagnosis], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, found = done
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a pass over the images was started")
+
+    monkeypatch.setattr(passes.PassRunner, "run", refuse)
+    again = diagnose(base(folder, out), [str(folder / "plain"), str(folder / "head")])
+    assert again == found
+
+
+def test_the_table_and_the_markdown_hold_every_row(
+    done: tuple[Path, Diagnosis], tmp_path: Path
+) -> None:
+    _, found = done
+    with (tmp_path / "screen").open("w") as screen:
+        path = publish(tmp_path, found, Console(file=screen, width=80))
+    shown = (tmp_path / "screen").read_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown, "nothing was cut off"
+    for group in ("plain, probe", "head, native", "head, probe"):
+        assert group in shown
+    lines = [
+        line for line in path.read_text().splitlines() if line.startswith(("| plain", "| head"))
+    ]
+    assert len(lines) == len(found.rows)
+    assert all(f"{row.hybrid:.2f}" in line for row, line in zip(found.rows, lines, strict=True))
+    assert "an oracle" in path.read_text()
+
+
+def test_the_record_reads_back(done: tuple[Path, Diagnosis]) -> None:
+    out, found = done
+    stored = json.loads((out / "diagnose.json").read_text())
+    assert [row["hybrid"] for row in stored["rows"]] == [row.hybrid for row in found.rows]
+
+
+def test_what_cannot_work_is_said_before_any_work(folder: Path, tmp_path: Path) -> None:
+    plain, head = str(folder / "plain"), str(folder / "head")
+    with pytest.raises(ConfigError, match="--backbone is missing"):
+        plan(base(folder, tmp_path), [])
+    with pytest.raises(ConfigError, match="Two of the backbones are called plain"):
+        plan(base(folder, tmp_path), [plain, f"{plain}/"])
+    with pytest.raises(ConfigError, match="classifier must be both or probe"):
+        plan(replace(base(folder, tmp_path), classifier="native"), [plain])
+    with pytest.raises(
+        ConfigError, match=r"head: The checkpoint's head has 7 classes.*--class-map"
+    ):
+        plan(replace(base(folder, tmp_path), class_map=""), [plain, head])
+    alone = plan(replace(base(folder, tmp_path), classifier="probe", class_map=""), [plain, head])
+    assert [config.classifier for config in alone.values()] == ["probe", "probe"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_names() -> None:
+    assert folder_name("timm:deit3_base_patch16_224.fb_in1k") == "deit3_base_patch16_224.fb_in1k"
+    assert folder_name("facebook/dinov2-small") == "dinov2-small"
+    assert folder_name("../models/my vit/") == "my-vit"
+
+
+def test_the_command_prints_the_plan(folder: Path, tmp_path: Path) -> None:
+    options = ["--train", str(folder / "train"), "--val", str(folder / "val")]
+    options += ["--backbone", str(folder / "plain"), "--backbone", str(folder / "head")]
+    options += ["--class-map", str(folder / "map.tsv"), "--out", str(tmp_path / "out"), "--dry-run"]
+    result = CliRunner().invoke(app, ["diagnose", *options])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("run folder") == 2
+    assert all(stage.name in result.output for stage in STAGES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_timm_backbone_goes_through_the_whole_protocol(folder: Path, tmp_path: Path) -> None:
+    checkpoint = save_checkpoint("timm_deit3", tmp_path / "deit3")
+    found = diagnose(base(folder, tmp_path / "out"), [f"timm:{checkpoint}"])
+    assert found is not None
+    assert {row.classifier for row in found.rows} == {"native", "probe"}
+    assert {row.tokens for row in found.rows} == {(197, 103)}
+    results = read_results(tmp_path / "out" / "deit3")
+    assert results.environment["timm"]
+    stored = artifacts.load(tmp_path / "out" / "deit3" / "scores" / "mass.safetensors")[0]
+    assert torch.isfinite(stored["scores"]).all()
