@@ -128,6 +128,13 @@ def test_weights_that_do_not_fit_are_one_line(folder: Path) -> None:
         load_backbone(folder)
 
 
+def test_any_input_size_works_whatever_the_configuration_says(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    edit_config(folder, model_args={**config["model_args"], "dynamic_img_size": False})
+    edit_cfg(folder, fixed_input_size=True)
+    assert load_backbone(folder).embed(torch.randn(1, 3, 64, 80)).grid == (8, 10)
+
+
 def test_a_wrong_name_is_one_line_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the Hub was asked")
@@ -153,6 +160,7 @@ def test_a_wrong_name_is_one_line_with_the_nearest(monkeypatch: pytest.MonkeyPat
     ("small", "problem"),
     [
         (Small("vit_base_patch16_siglip_224"), "has no class token"),
+        (Small("vit_small_patch16_224", 0, {"in_chans": 1}), "does not take RGB images"),
         (Small("vit_small_patch16_18x2_224"), "has blocks of type ParallelThingsBlock"),
         (Small("vit_small_patch16_rope_mixed_224"), "differ from block to block"),
     ],

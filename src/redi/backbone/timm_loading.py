@@ -61,10 +61,12 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
         raise BackboneError(f"{folder / 'config.json'} must hold objects as model_args and cfg.")
     _require_arguments(folder, arguments)
     classes = settings.get("num_classes", given.get("num_classes", 1000))
+    arguments = {"num_classes": classes, **arguments, "dynamic_img_size": True}
     known = {entry.name for entry in fields(timm.models.PretrainedCfg)}
     options: dict[str, Any] = {key: given[key] for key in known & set(given)}
     options |= {
-        "num_classes": classes,
+        "num_classes": arguments["num_classes"],
+        "state_dict": None,
         "file": str(folder / "model.safetensors"),
         "source": "",
         "custom_load": False,
@@ -75,7 +77,7 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
             architecture,
             pretrained=True,
             pretrained_cfg=options,
-            **{"num_classes": classes, "dynamic_img_size": True, **arguments},
+            **arguments,
         )
     except Exception as error:  # whatever timm, torch or safetensors say about what does not fit
         lines = " ".join(str(error).split())
@@ -209,6 +211,7 @@ def _require_plain(vit: Any, name: str | Path) -> None:
             type(getattr(vit, "patch_embed", None)) is PatchEmbed,
             "has no plain patch embedding",
         ),
+        (_channels(vit) == 3, "does not take RGB images"),
         (getattr(vit, "cls_token", None) is not None, "has no class token, which the scores read"),
         (
             not getattr(vit, "rope_mixed", False),
@@ -228,3 +231,8 @@ def _require_plain(vit: Any, name: str | Path) -> None:
             f"{name} {problem}; supported are timm's VisionTransformer and Eva with a class token, "
             "a patch grid and plain pre-norm blocks."
         )
+
+
+def _channels(vit: Any) -> Any:
+    """Of the input. Not every version of timm keeps them as an attribute of the model."""
+    return getattr(getattr(getattr(vit, "patch_embed", None), "proj", None), "in_channels", None)
