@@ -24,7 +24,8 @@ from redi.images import FolderImages
 from redi.pipeline import execute, open_run
 from redi.records import read_results
 from redi.reduction import Budget
-from redi.report.compare import comparison_sheet, publish, to_markdown
+from redi.report.compare import comparison_sheet, publish
+from redi.report.sheets import to_markdown
 from redi.run import SCORES
 from redi.stages import evaluate
 from redi.stages.evaluate import score_maps
@@ -335,7 +336,7 @@ def test_markdown_keeps_the_columns(folder: Path) -> None:
     bundle = ask(folder, scorers=["mass"], reducers=["prune"])
     entry = bundle.comparisons[0]
     sheet = comparison_sheet(entry, read_results(folder).notes["vocabulary"])
-    lines = [line for line in to_markdown([sheet]).splitlines() if line.startswith("|")]
+    lines = [line for line in to_markdown(sheet).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert "Incoming mass, prune" in lines[2]
 

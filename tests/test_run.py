@@ -537,7 +537,7 @@ def test_with_a_cache_later_passes_skip_the_backbone_and_the_result_hardly_chang
 
     monkeypatch.setattr(Backbone, "embed", counting_embed)
     execute(config, until="tfidf")
-
+    images = 4 * TRAIN
     assert sum(forwards) == 16 + images, "the start's 16 images and one pass instead of four"
     cached, plain = (
         artifacts.load(out / "vocabulary.safetensors")[0]["centroids"]

@@ -344,9 +344,11 @@ def cost(
 
     from redi.cost import cost_table
     from redi.reduction import Budget
+    from redi.report.sheets import print_sheet
     from redi.report.tables import table3
 
-    Console().print(table3(cost_table(patches, prefix, width, Budget(keep, merge, cells))))
+    costs = cost_table(patches, prefix, width, Budget(keep, merge, cells))
+    print_sheet(table3(costs), Console())
 
 
 def main() -> None:

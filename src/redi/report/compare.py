@@ -1,7 +1,6 @@
 """Comparisons as tables, in the terminal and in Markdown, and as curves of accuracy against cost."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from redi.compare.records import Bundle, Comparison, Line, Rankings, read_bundle
 from redi.corpus import LABEL_SOURCES
 from redi.records import Results, Row, read_results
 from redi.reduction import OPERATOR
-from redi.report.tables import ORACLE, TITLES, plain_table
+from redi.report.sheets import Sheet, print_sheet, to_markdown
+from redi.report.tables import ORACLE, TITLES
 from redi.variants import PRODUCT_TERMS
 
 #: Names of scores beyond the paper's.
@@ -37,16 +37,6 @@ CORRECTED = (
     "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
     "Cost: matrix products relative to dense, without making the scores."
 )
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table before it is drawn."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[list[str]]
-    notes: list[str]
 
 
 def score_title(scorer: str) -> str:
@@ -196,30 +186,7 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
         if len(sheet.columns) > MOST_COLUMNS:
             console.print(f"{sheet.title}: too wide for a terminal, see compare.md.\n")
             continue
-        shown = [k for k, name in enumerate(sheet.columns) if name not in WIDE]
-        table = plain_table(sheet.title, tuple(sheet.columns[k] for k in shown))
-        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-        for row in sheet.rows:
-            table.add_row(*(escape(row[k]) for k in shown))
-        console.print(table)
-        for note in sheet.notes:
-            console.print(escape(note))
-        console.print()
-
-
-def to_markdown(all_sheets: Sequence[Sheet]) -> str:
-    lines = [ORACLE, ""]
-    for sheet in all_sheets:
-        lines += [f"### {sheet.title}", "", *(f"{note}  " for note in sheet.notes), ""]
-        lines.append("| " + " | ".join(sheet.columns) + " |")
-        lines.append("|" + "---|" * len(sheet.columns))
-        lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in sheet.rows]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+        print_sheet(sheet, console, hidden=WIDE)
 
 
 def publish(folder: Path, bundle: Bundle) -> list[Path]:
@@ -227,7 +194,8 @@ def publish(folder: Path, bundle: Bundle) -> list[Path]:
     results = read_results(folder)
     print_sheets(sheets(bundle, results))
     everything = sheets(read_bundle(folder), results)
-    artifacts.write_text(folder / "compare.md", to_markdown(everything))
+    text = "\n".join([ORACLE, "", *map(to_markdown, everything)])
+    artifacts.write_text(folder / "compare.md", text)
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, folder / "curves.png"):
         written.append(folder / "curves.png")
