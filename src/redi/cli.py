@@ -233,13 +233,12 @@ def compare(
     curves.png into the run folder and adds its rows to results.json.
     """
     from redi.compare.run import compare as measure
-    from redi.compare.run import configuration
     from redi.compare.studies import STUDIES, Request
-    from redi.config import overlay
+    from redi.config import overlay, saved_config
     from redi.errors import ConfigError
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
-    config = overlay(configuration(run), _given({"runtime": runtime}), "options").checked()
+    config = overlay(saved_config(run), _given({"runtime": runtime}), "options").checked()
     asked = {
         "scorers": scorer,
         "labels": labels,

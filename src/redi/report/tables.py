@@ -25,16 +25,17 @@ MAIN_ROW = "redi_mass"
 
 def print_tables(results: Results, console: Console | None = None) -> None:
     console = console or Console()
-    for sheet in paper_tables(results):
+    for sheet in paper_tables(results).values():
         print_sheet(sheet, console)
 
 
-def paper_tables(results: Results) -> list[Sheet]:
+def paper_tables(results: Results) -> dict[str, Sheet]:
     """Tables 1 and 2 for each classifier, and Table 3."""
-    found = []
+    found = {}
     for classifier in results.classifiers:
-        found += [table1(results, classifier), table2(results, classifier)]
-    return [*found, table3(results.costs)]
+        found[f"table1-{classifier}"] = table1(results, classifier)
+        found[f"table2-{classifier}"] = table2(results, classifier)
+    return {**found, "table3": table3(results.costs)}
 
 
 def table1(results: Results, classifier: str) -> Sheet:
