@@ -16,6 +16,7 @@ from redi.errors import ArtifactError
 from redi.pipeline import execute
 from redi.progress import say
 from redi.records import Results, write_results
+from redi.report.build import build_report
 from redi.report.sheets import Sheet, print_sheet
 from redi.report.tables import TITLES, print_tables
 from redi.run import SCORES
@@ -52,7 +53,9 @@ def run_demo(out: Path, threads: int = 0) -> Results:
     console = Console()
     print_tables(results, console)
     print_sheet(coverage_sheet(results), console)
-    say(f"{monotonic() - begin:.0f} s. Open {out / 'results.json'} for every number.")
+    page = build_report(out)
+    say(f"{monotonic() - begin:.0f} s. Every number is in {out / 'results.json'}. Open the report:")
+    say(str(page))
     return results
 
 

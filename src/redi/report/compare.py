@@ -32,6 +32,8 @@ FURTHER = {
 MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
 WIDE = ("Tokens", "95 %", "ρ")
+#: What a curve's line says: dashed an oracle, dotted a score that needs a dense pass.
+LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
 CORRECTED = (
     "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
     "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
@@ -210,7 +212,7 @@ def draw_curves(results: Results, path: Path) -> bool:
     from matplotlib.figure import Figure
 
     names = results.classifiers
-    curves = {name: _curves(results, name) for name in names}
+    curves = {name: curves_of(results, name) for name in names}
     if not any(curves.values()):
         return False
     figure = Figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
@@ -226,7 +228,7 @@ def draw_curves(results: Results, path: Path) -> bool:
                 marker="osD^v<>ph*"[number % 10],
                 markersize=4,
                 linewidth=1.4,
-                linestyle=_style(points[0]),
+                linestyle=LINES[line_style(points[0])],
                 label=name,
                 color=f"C{number % 10}",
             )
@@ -256,7 +258,7 @@ def draw_curves(results: Results, path: Path) -> bool:
     return True
 
 
-def _curves(results: Results, classifier: str) -> dict[str, list[Row]]:
+def curves_of(results: Results, classifier: str) -> dict[str, list[Row]]:
     """Rows of three costs or more, cheapest first, by what they have in common."""
     curves: dict[str, list[Row]] = {}
     for row in results.rows:
@@ -279,10 +281,10 @@ def _usual(row: Row) -> bool:
     return half and settings and (row.budget["cells"], row.budget["spatial"]) == (2, 0.3)
 
 
-def _style(row: Row) -> str:
+def line_style(row: Row) -> str:
     if row.labels == "gt":
-        return "--"
-    return ":" if row.scorer else "-"
+        return "dashed"
+    return "dotted" if row.scorer else "solid"
 
 
 def _curve_name(row: Row) -> str:

@@ -71,6 +71,10 @@ class Explorer:
         )
         return Fate(source, positions, kept)
 
+    def own(self, classifier: str, label: int) -> int:
+        """A class in a classifier's own numbering."""
+        return label if classifier == "probe" else self.columns[label]
+
     def title(self, classifier: str, number: int) -> str:
         """Of a class in a classifier's own numbering."""
         if classifier == "probe":
@@ -144,3 +148,28 @@ def load(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.exists():
         raise ArtifactError(f"There is no {name} in {folder}: finish `redi run` first.")
     return artifacts.load(path)
+
+
+def telling_image(explorer: Explorer, classifier: str, row: str, among: Sequence[int]) -> int:
+    """A rescued image, or one that stays right, whose product differs most from either factor, and
+    whose attention is not all on a few patches, which would leave little to see."""
+    attention = row.removeprefix("redi_")
+    best, chosen = -1.0, among[0]
+    for number in among:
+        own = explorer.own(classifier, explorer.labels[number])
+        dense, reduced = (
+            explorer.predictions.top5(classifier, name, number)[0][0] for name in ("dense", row)
+        )
+        rescue = float(dense != own)
+        kept = [_kept(explorer, number, name) for name in (row, "tfidf", attention)]
+        difference = min(len(kept[0] - other) for other in kept[1:]) / len(kept[0])
+        spread = explorer.stored[f"scores/{attention}"][number].float().mean().item()
+        interest = (reduced == own) * (1 + 0.5 * rescue + difference) * min(spread, 0.2)
+        if interest > best:
+            best, chosen = interest, number
+    return chosen
+
+
+def _kept(explorer: Explorer, number: int, row: str) -> set[int]:
+    fate = explorer.fate(number, row)
+    return set(fate.positions[: fate.kept].tolist())

@@ -8,7 +8,7 @@ from torch import Tensor
 from redi import artifacts
 from redi.errors import ArtifactError, ConfigError
 from redi.records import read_results
-from redi.report.explorer import Explorer, load
+from redi.report.explorer import Explorer, load, telling_image
 from redi.report.pictures import draw_overview
 from redi.report.sheets import draw_sheet, to_latex, to_markdown
 from redi.report.tables import MAIN_ROW, paper_tables
@@ -27,7 +27,10 @@ def write_figures(
     if row not in PRODUCTS:
         raise ConfigError(f"Figure 1 shows a product, {', '.join(PRODUCTS)}, not {row!r}.")
     classifier = results.classifiers[0]
-    number = telling_image(explorer, classifier, row) if image is None else _place(explorer, image)
+    if image is None:
+        number = telling_image(explorer, classifier, row, range(len(explorer)))
+    else:
+        number = _place(explorer, image)
     out = folder / "figures"
     try:
         out.mkdir(exist_ok=True)
@@ -53,31 +56,6 @@ def _place(explorer: Explorer, index: int) -> int:
         shown = ", ".join(map(str, explorer.indices[:8]))
         raise ConfigError(f"Image {index} is not in the explorer sample; {shown}, ... are.")
     return explorer.indices.index(index)
-
-
-def telling_image(explorer: Explorer, classifier: str, row: str) -> int:
-    """A rescued image, or one that stays right, whose product differs most from either factor, and
-    whose attention is not all on a few patches, which would leave little to see."""
-    attention = row.removeprefix("redi_")
-    best, chosen = -1.0, 0
-    for number, label in enumerate(explorer.labels):
-        own = label if classifier == "probe" else explorer.columns[label]
-        dense, reduced = (
-            explorer.predictions.top5(classifier, name, number)[0][0] for name in ("dense", row)
-        )
-        rescue = float(dense != own)
-        kept = [_kept(explorer, number, name) for name in (row, "tfidf", attention)]
-        difference = min(len(kept[0] - other) for other in kept[1:]) / len(kept[0])
-        spread = explorer.stored[f"scores/{attention}"][number].float().mean().item()
-        interest = (reduced == own) * (1 + 0.5 * rescue + difference) * min(spread, 0.2)
-        if interest > best:
-            best, chosen = interest, number
-    return chosen
-
-
-def _kept(explorer: Explorer, number: int, row: str) -> set[int]:
-    fate = explorer.fate(number, row)
-    return set(fate.positions[: fate.kept].tolist())
 
 
 def draw_words(stored: dict[str, Tensor], paths: list[Path]) -> None:
