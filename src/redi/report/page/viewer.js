@@ -41,17 +41,16 @@ function drawHero() {
   const roles = (pen, side) =>
     drawRoles(pen, side, assign(scores[data.main], data.budget), destinations[data.main], true);
   const steps = [
-    [`${data.classes[image.label]}`, null],
+    [data.classes[image.label], null],
     [titleOf("tfidf"), heat("tfidf")],
     [`× ${titleOf(attention)}`, heat(attention)],
     [`= ${titleOf(data.main)}`, heat(data.main)],
     ["keep, merge, compress", roles],
   ];
-  element("hero").replaceChildren(...steps.map(([text, draw]) => {
-    const canvas = make("canvas", { width: 320, height: 320 });
-    paint(canvas, 320, image, 0, draw);
-    return make("span", {}, canvas, text);
-  }));
+  [...element("hero").children].forEach((step, k) => {
+    paint(step.querySelector("canvas"), 320, image, 0, steps[k][1]);
+    step.querySelector("i").textContent = steps[k][0];
+  });
   element("hero").addEventListener("click", () => show(image.index, data.main));
 }
 
@@ -169,6 +168,7 @@ function describe(assigned) {
   element("merge-value").textContent = `${(100 * view.budget.merge).toFixed(0)} %, ${merge}`;
   const counted = element("counts");
   Object.assign(counted.dataset, { keep, merge, compress, tokens: assigned.tokens });
+  element("roles").dataset.roles = assigned.role.join("");
   counted.textContent =
     `${patches} patches become ${assigned.tokens} tokens, ${data.geometry.prefix + assigned.tokens} with CLS and the like: ` +
     `${blockCost(assigned.tokens).toFixed(3)} of the blocks' arithmetic.` +

@@ -39,7 +39,9 @@ function orderedWords() {
 function listWords() {
   const words = orderedWords();
   element("word-order").disabled = element("word-class").value !== "";
-  element("word-grid").replaceChildren(...words.slice(0, wordsShown).map(([word, value]) => wordCard(word, value)));
+  const cards = words.slice(0, wordsShown).map(([word, value]) => wordCard(word, value));
+  if (!cards.length) cards.push(make("p", { className: "note", textContent: "No word speaks for this class more than for the others." }));
+  element("word-grid").replaceChildren(...cards);
   element("more-words").hidden = words.length <= wordsShown;
 }
 
