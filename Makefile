@@ -1,12 +1,13 @@
 # make test   set everything up and run lint, types and tests
 # make demo   set everything up and run the main job on the embedded default
 # make bench  the speed ratios of benchmarks/README.md
+# make browser  Chromium for the tests of the report's page, where there is none
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup lint types test demo format bench clean
+.PHONY: setup lint types browser test demo format bench clean
 
 setup: $(STAMP)
 
@@ -26,7 +27,17 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test: lint types
+browser:
+	@for name in chromium chromium-browser google-chrome; do \
+	  command -v $$name >/dev/null && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; \
+	else \
+	  echo "No Chromium and no right to install it: tests of the report's page will be skipped."; \
+	fi
+
+test: lint types browser
 	$(BIN)/python -m pytest
 
 format: setup
