@@ -41,7 +41,7 @@ def run_demo(out: Path, threads: int = 0) -> Results:
             "Choose another --out."
         ) from None
     config = RunConfig(
-        backbone=str(files("redi.demo") / "backbone"),
+        backbone=str(files("redi.demo") / "demo-vit"),
         train=str(train),
         val=str(val),
         out=str(out),

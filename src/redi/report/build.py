@@ -113,7 +113,8 @@ def _heading(results: Results) -> str:
         else "neither gains nor loses"
     )
     return (
-        f"{_last(results.notes['backbone'])}: {dense.tokens} tokens become {row.tokens}, and Top-1 "
+        f"{_last(results.notes['backbone'])}: {dense.tokens} tokens become {row.tokens}, and "
+        f"Top\N{NON-BREAKING HYPHEN}1 "
         f"{change} {abs(row.delta_dense):.1f} points with the oracle's score"
     )
 
