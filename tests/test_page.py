@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,16 +13,25 @@ import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from redi.config import saved_config
 from redi.explained import Fate
+from redi.pipeline import execute
 from redi.reduction import Budget, reduce
 from redi.report.build import build_report
 from redi.report.explorer import Explorer
 from redi.report.tables import TITLES
 from redi.run import SCORES
+from redi.views import to_bytes
 
 #: Playwright brings no browser of its own here: the system's is used.
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+NAMES = (
+    "</script><img src=x onerror=\"document.title='taken over'\">",
+    "<b>blue</b>",
+    "green & co",
+    "red",
 )
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 
@@ -38,15 +48,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(seen_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = tmp_path_factory.mktemp("page") / "run"
-    shutil.copytree(seen_run, copy)
-    build_report(copy)
-    return copy
+    """Its classes bear hostile names, in the file of names as in the folders."""
+    place = tmp_path_factory.mktemp("page")
+    shutil.copytree(seen_run, place / "run")
+    (place / "names.txt").write_text("\n".join(NAMES))
+    build_report(place / "run", place / "names.txt")
+    return place / "run"
 
 
 @pytest.fixture(scope="module")
 def explorer(folder: Path) -> Explorer:
-    return Explorer(folder)
+    return Explorer(folder, folder.parent / "names.txt")
 
 
 class Watched:
@@ -122,7 +134,13 @@ def test_hostile_names_are_text(watched: Watched, explorer: Explorer) -> None:
     assert "</script>" in hostile
     page.locator("#grid .tile").first.click()
     expect(page.locator("#viewer-title")).to_contain_text(hostile)
-    assert page.locator("img[src='x']").count() == 0
+    expect(page.locator("#viewer-title")).to_contain_text(NAMES[0])
+    page.keyboard.press("Escape")
+    expect(page.locator("#class")).to_contain_text(NAMES[1])
+    page.locator(".word-card").filter(has_text=NAMES[0]).first.click()
+    expect(page.locator("#word-body")).to_contain_text(NAMES[0])
+    assert page.locator("img[src='x'], b").count() == 0
+    assert page.title() == "REDI on backbone"
 
 
 def test_role_counts_equal_the_operators_for_every_image_score_and_budget(
@@ -145,9 +163,11 @@ def test_role_counts_equal_the_operators_for_every_image_score_and_budget(
             fate = Fate(reduction.source[0], reduction.positions[0], budget.counts(196)[0])
             # Which patch has which role, read off the page patch by patch through its own script.
             assert roles_on(page) == kept_and_compressed(fate), (index, keep, merge)
-            assert int(page.locator("#counts").get_attribute("data-tokens") or 0) == len(
-                fate.positions
-            )
+            assert page.locator("#counts").get_attribute("data-tokens") == str(len(fate.positions))
+            leaders = page.locator("#roles").get_attribute("data-leaders") or ""
+            assert [int(patch) for patch in leaders.split()] == fate.leaders
+            arrows = "drawn" if (keep, merge) == (50, 25) else "none"
+            expect(page.locator("#roles")).to_have_attribute("data-arrows", arrows)
 
 
 def roles_on(page: Page) -> tuple[list[int], list[int]]:
@@ -171,13 +191,13 @@ def test_the_viewer_switches_scores_views_and_layers(watched: Watched, explorer:
     expect(page.locator("#viewer")).to_be_visible()
     drawn = page.locator("#map").evaluate("canvas => canvas.toDataURL()")
     page.select_option("#viewer-row", "cls_mean")
-    expect(page.locator("#map-caption")).to_have_text(TITLES["cls_mean"])
+    expect(page.locator("#map-caption")).to_have_text(TITLES["cls_mean"] + ", coloured by rank")
     page.wait_for_function("old => document.querySelector('#map').toDataURL() !== old", arg=drawn)
     expect(page.locator("#answers thead")).to_contain_text("Reduced by CLS mean")
     page.locator("#aligned button").nth(2).click()
-    expect(page.locator("#map-caption")).to_have_text("TF-IDF, random crop 1, aligned")
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF, random crop 1, aligned")
     page.locator("#views button").nth(1).click()
-    expect(page.locator("#map-caption")).to_have_text("TF-IDF, its mirror image")
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF, its mirror image")
     roles = page.locator("#roles").evaluate("canvas => canvas.toDataURL()")
     page.locator("#arrows").uncheck()
     page.wait_for_function("old => document.querySelector('#roles').toDataURL() !== old", arg=roles)
@@ -203,9 +223,14 @@ def test_a_patch_says_its_word_factors_rank_and_role(watched: Watched, explorer:
     label = explorer.labels[2]
     expect(place).to_contain_text(f"{explorer.tfidf['idf'][word]:.3f}")
     contrast = float(explorer.tfidf["contrast"][label, word])
-    shown = re.search(r"contrast\s*([\d.]+)", place.inner_text())
-    assert shown
-    assert float(shown[1]) == pytest.approx(contrast, abs=2e-3)
+    support = float(explorer.tfidf["support"][label, word])
+    table = float(explorer.tfidf["table"][label, word])
+    for name, value in (("contrast", contrast), ("× support", support), ("its word", table)):
+        shown = re.search(rf"{name}\s*([\d.]+)", place.inner_text())
+        assert shown
+        assert float(shown[1]) == pytest.approx(value, abs=2e-3)
+    for row_name in ("tfidf", "mass", "redi_mass"):
+        expect(place).to_contain_text(f"{float(image.scores[row_name][patch]):.4f}")
     order = image.scores["redi_mass"].argsort(descending=True, stable=True).tolist()
     expect(place).to_contain_text(f"{order.index(patch) + 1} of 196")
     role = ("keep", "merge", "compress")[image.fates["redi_mass"].roles[patch]]
@@ -282,14 +307,18 @@ def differs(explorer: Explorer, number: int) -> float:
 def test_deep_links_and_the_keyboard(watched: Watched, explorer: Explorer) -> None:
     page = watched.open(f"#image={explorer.indices[4]}&score=tfidf")
     expect(page.locator("#viewer-title")).to_contain_text(explorer.names[4])
-    expect(page.locator("#map-caption")).to_have_text("TF-IDF [gt]")
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF [gt]")
     page.locator("#close").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#viewer-title")).to_contain_text(explorer.names[5])
     assert page.url.endswith(f"#image={explorer.indices[5]}&score=tfidf")
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#map-caption")).to_have_text(TITLES["mass"])
+    expect(page.locator("#map-caption")).to_contain_text(TITLES["mass"])
     page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+    page.locator("#grid .tile").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    page.go_back()
     expect(page.locator("#viewer")).to_be_hidden()
     page.goto(watched.address + "#word=3")
     expect(page.locator("#word-title")).to_have_text("Visual word 3")
@@ -323,11 +352,11 @@ def test_the_vocabulary_shows_words_classes_and_numbers(
 def test_curves_can_be_switched_off_and_read(watched: Watched) -> None:
     page = watched.open()
     chart = page.locator("#curves-native")
-    assert chart.locator("circle").count() == 3
+    assert chart.locator("svg").first.locator("circle").count() == 3 + 1, "and dense"
     chart.locator("circle").nth(1).hover(force=True)
     expect(chart.locator(".tip")).to_contain_text("prune, Incoming mass")
     chart.locator(".legend button").click()
-    assert chart.locator("circle").count() == 0
+    assert chart.locator("svg").first.locator("circle").count() == 0
 
 
 def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Path) -> None:
@@ -343,6 +372,7 @@ def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Pat
     expect(page.locator(".bar")).to_be_hidden()
     expect(page.locator("#filters")).to_be_hidden()
     expect(page.locator("#tables table").first).to_be_visible()
+    expect(page.locator("#curves-probe .legend")).to_be_visible()
     page.pdf(path=tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").stat().st_size > 20_000
 
@@ -369,3 +399,86 @@ def test_nothing_jumps_while_the_page_loads(watched: Watched) -> None:
     watched.open()
     page.wait_for_timeout(400)
     assert page.evaluate("window.shift") < 0.02
+
+
+def test_the_mirrored_view_is_the_mirror_image_of_the_first(
+    watched: Watched, explorer: Explorer, tmp_path: Path
+) -> None:
+    page = watched.open(f"#image={explorer.indices[3]}")
+    page.select_option("#colour", "none")
+    pixels = []
+    for number in (0, 1):
+        page.locator("#views button").nth(number).click()
+        expect(page.locator("#map-caption")).to_contain_text(("centre", "mirror")[number])
+        page.wait_for_timeout(200)
+        path = tmp_path / f"{number}.png"
+        page.locator("#map").screenshot(path=path)
+        with Image.open(path) as picture:
+            pixels.append(to_bytes(picture.convert("RGB")).int())
+    first, mirrored = pixels
+    assert (first - mirrored.flip(2)).abs().float().mean() < 2
+    assert (first - mirrored).abs().float().mean() > 10
+
+
+def test_the_native_classifier_has_its_own_answers(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    page.select_option("#classifier", "native")
+    right = [
+        explorer.predictions.top5("native", "dense", k)[0][0]
+        == explorer.own("native", explorer.labels[k])
+        for k in range(len(explorer))
+    ]
+    page.select_option("#kind", "right")
+    both = page.locator("#grid .tile").count()
+    page.select_option("#kind", "lost")
+    assert both + page.locator("#grid .tile .dot").count() == sum(right)
+    page.select_option("#kind", "")
+    page.locator("#grid .tile").nth(9).click()
+    for place, guess in enumerate(explorer.guesses(9, "native", "redi_mass")):
+        expect(page.locator("#answers tbody tr").nth(place)).to_contain_text(guess.name)
+
+
+def test_sliders_remember_what_was_wanted(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open(f"#image={explorer.indices[0]}")
+    slide(page, "keep", 100)
+    assert counts_on(page) == [196, 0, 0]
+    slide(page, "keep", 50)
+    assert counts_on(page) == [98, 49, 49]
+    slide(page, "keep", 0)
+    assert counts_on(page) == [0, 0, 196]
+    page.locator("#reset").click()
+    assert counts_on(page) == [98, 49, 49]
+
+
+def test_a_page_whose_comparisons_are_gone_still_works(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    """Its rows are in results.json, so the curves are drawn; the tables of comparisons are missing."""
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "compare.json").unlink()
+    build_report(tmp_path / "run")
+    watched = Watched(browser.new_page(), tmp_path / "run")
+    page = watched.open()
+    expect(page.locator("#grid .tile")).to_have_count(20)
+    expect(page.locator("#curves-probe > svg")).to_be_visible()
+    assert page.locator("#curves details").count() == 0
+    page.close()
+    assert watched.complaints == []
+
+
+def test_other_cells_than_two_by_two(browser: Browser, seen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(seen_run, tmp_path / "run")
+    config = saved_config(tmp_path / "run")
+    execute(replace(config, budget=Budget(0.4, 0.2, cells=3)))
+    build_report(tmp_path / "run")
+    explorer = Explorer(tmp_path / "run")
+    watched = Watched(browser.new_page(), tmp_path / "run")
+    for number in (1, 13):
+        page = watched.open(f"#image={explorer.indices[number]}&score=mass")
+        fate = explorer.fate(number, "mass")
+        leaders = page.locator("#roles").get_attribute("data-leaders") or ""
+        assert [int(patch) for patch in leaders.split()] == fate.leaders
+        assert roles_on(page) == kept_and_compressed(fate)
+        page.goto("about:blank")
+    watched.page.close()
+    assert watched.complaints == []

@@ -7,14 +7,16 @@ import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
-from conftest import HOSTILE_FOLDER
+from conftest import HOSTILE_CLASS, HOSTILE_FOLDER
 from redi.backbone import Backbone
 from redi.classes import class_titles
 from redi.cli import main
@@ -28,12 +30,13 @@ from redi.records import read_results
 from redi.reduction import Budget, reduce
 from redi.report import content as page_content
 from redi.report.build import build_report, inline_json
-from redi.report.content import content, kinds, shown_images
+from redi.report.content import content, kinds
 from redi.report.explorer import Explorer, telling_image
 from redi.report.figures import write_figures
-from redi.report.sheets import Sheet, to_html, to_latex, to_markdown
+from redi.report.sheets import Sheet, print_sheet, to_html, to_latex, to_markdown
 from redi.run import SCORES
 from redi.score import hybrid
+from redi.stages.analysis import choose_sample
 
 SHEET = Sheet(
     "50 % <of> it",
@@ -71,6 +74,13 @@ def test_a_sheet_in_markdown_latex_and_html_is_escaped() -> None:
     assert '<tr class="strong"><th scope="row">a_b | c</th><td>1.5</td></tr>' in html
     assert "&lt;i&gt;$x&lt;/i&gt;" in html
     assert "<i>" not in html
+
+
+def test_a_title_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_sheet(replace(SHEET, title="a[bold].jpg", columns=("[red]", "b")), Console())
+    printed = capsys.readouterr().out
+    assert "a[bold].jpg" in printed
+    assert "[red]" in printed
 
 
 def test_a_fate_by_hand() -> None:
@@ -215,30 +225,74 @@ def test_json_cannot_end_its_element() -> None:
     assert json.loads(text) == {"name": "</script><!--<script>&\u2028"}
 
 
-def test_fewer_images_where_they_would_not_fit_again_by_what_happened(
+def test_fewer_images_and_thumbnails_where_they_would_not_fit(
     seen_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explorer = Explorer(seen_run)
-    assert shown_images(explorer, "probe") == list(range(20))
-    total = len(explorer.crops.content)
-    monkeypatch.setattr(page_content, "PICTURE_BYTES", total * 3 // 8 + 1)
-    fewer = shown_images(explorer, "probe")
+    explorer, results = Explorer(seen_run), read_results(seen_run)
+    data = content(seen_run, results, explorer)
+    assert len(data["images"]) == 20
+    size = sum(len(json.dumps(image)) for image in data["images"])
+    words = len(json.dumps({name: data[name] for name in ("vocabulary", "class_words")}))
+    monkeypatch.setattr(page_content, "PAGE_CHARACTERS", words + size // 2 + 100)
+    fewer = content(seen_run, results, explorer)["images"]
     assert len(fewer) == 10
-    assert fewer == sorted(set(fewer))
-    counts = kinds(explorer, "probe")
-    assert sum(counts.values()) == 20
-    results = read_results(seen_run)
-    dense, main = (results.row(name, "probe").top1 for name in ("dense", "redi_mass"))
-    assert counts["rescued"] - counts["lost"] == round((main - dense) / 100 * 20)
+    assert data["vocabulary"]["strip"] == [3 * 32, 32]
+    strips = sum(map(len, data["vocabulary"]["strips"]))
+    monkeypatch.setattr(page_content, "STRIP_CHARACTERS", 0.7 * strips)
+    cut = content(seen_run, results, explorer)["vocabulary"]
+    assert cut["strip"] == [2 * 32, 32], "two thumbnails a word instead of three"
+    with Image.open(BytesIO(base64.b64decode(cut["strips"][5]))) as strip:
+        assert list(strip.size) == cut["strip"]
+
+
+def test_how_all_images_ended(seen_run: Path) -> None:
+    explorer, results = Explorer(seen_run), read_results(seen_run)
+    for classifier in ("probe", "native"):
+        counts = kinds(explorer, classifier)
+        assert sum(counts.values()) == 20
+        dense, main = (results.row(name, classifier).top1 for name in ("dense", "redi_mass"))
+        assert counts["rescued"] - counts["lost"] == round((main - dense) / 100 * 20)
+
+
+def test_the_sample_is_filled_up_and_fair() -> None:
+    def choose(kinds: list[int], size: int) -> list[int]:
+        """``kinds[k]`` images each that were rescued, lost, both wrong, both right."""
+        dense = torch.tensor([kind in (1, 3) for kind, n in enumerate(kinds) for _ in range(n)])
+        reduced = torch.tensor([kind in (0, 3) for kind, n in enumerate(kinds) for _ in range(n)])
+        chosen = choose_sample(dense, reduced, torch.arange(sum(kinds)), size)
+        kind_of = [kind for kind, n in enumerate(kinds) for _ in range(n)]
+        found = [kind_of[index] for index in chosen]
+        return [found.count(kind) for kind in range(4)]
+
+    assert choose([100, 100, 100, 100], 40) == [10, 10, 10, 10]
+    assert choose([2, 100, 100, 100], 41) == [2, 13, 13, 13]
+    assert choose([0, 0, 19, 1], 24) == [0, 0, 19, 1], "all of them where they fit"
+    assert choose([20, 0, 0, 0], 24) == [20, 0, 0, 0]
+    assert choose([3, 50, 1, 9], 24) == [3, 11, 1, 9]
+
+
+def test_another_class_map_or_classifier_makes_the_explorer_anew(
+    seen_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(seen_run, tmp_path / "run")
+    config = saved_config(tmp_path / "run")
+    other = tmp_path / "other.tsv"
+    other.write_text(f"{HOSTILE_CLASS}\t1\nblue\t5\ngreen\t0\nred\t6\n")
+    execute(replace(config, class_map=str(other)))
+    assert Explorer(tmp_path / "run").columns == [1, 5, 0, 6]
+    execute(replace(config, classifier="probe"))
+    assert Explorer(tmp_path / "run").columns == []
+    build_report(tmp_path / "run")
+    execute(replace(config, classifier="native", class_map=str(other)))
+    assert data_of(build_report(tmp_path / "run"))["classifiers"] == ["native"]
 
 
 def test_the_headline_says_that_labels_were_used(seen_run: Path, tmp_path: Path) -> None:
     shutil.copytree(seen_run, tmp_path / "run")
-    (tmp_path / "run" / "compare.json").unlink()
     text = build_report(tmp_path / "run").read_text()
     assert "Labels were used: rows marked [gt] look up the true class" in text
-    assert "an oracle" in text
-    assert 'id="curves"' not in text, "nothing was compared"
+    assert "with the oracle&#x27;s score the probe classifier" in text
+    assert "Without the true class: at most" in text
 
 
 @pytest.mark.usefixtures("no_model")
@@ -252,8 +306,8 @@ def test_figures_and_tables_for_print(seen_run: Path, tmp_path: Path) -> None:
     for path in written:
         assert path.stat().st_size > 200, path
     with Image.open(tmp_path / "run" / "figures" / "figure1.png") as picture:
-        assert picture.width == 4200, "14 inches at 300 dots"
-        colours = picture.convert("RGB").resize((140, 30)).getcolors()
+        assert picture.width == 2160, "7.2 inches at 300 dots"
+        colours = picture.convert("RGB").resize((72, 42)).getcolors()
         assert colours is None or len(colours) > 100, "it is not blank"
     assert (tmp_path / "run" / "figures" / "figure1.pdf").read_bytes().startswith(b"%PDF")
     results = read_results(tmp_path / "run")
@@ -276,6 +330,10 @@ def test_the_figures_image_can_be_chosen_and_mistakes_are_one_line(
         write_figures(seen_run, row="mass")
     with pytest.raises(ArtifactError, match=r"no results\.json"):
         build_report(tmp_path)
+    shutil.copytree(seen_run, tmp_path / "run")
+    (tmp_path / "run" / "figures" / "figure1.pdf").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="The figures cannot be written to"):
+        write_figures(tmp_path / "run")
 
 
 def test_a_run_that_is_not_finished_is_named(

@@ -381,7 +381,7 @@ def inspect(
         str,
         typer.Option("--class", help="Whose TF-IDF to look up; the predicted class without it."),
     ] = "",
-    score: Annotated[str, typer.Option(help="The product to show.")] = "redi_mass",
+    score: Annotated[str, typer.Option(help="The product to show (redi_mass).")] = "",
     out: Annotated[Path | None, typer.Option(help="The picture (IMAGE-redi.png here).")] = None,
     names: Names = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -394,17 +394,20 @@ def inspect(
     from redi.errors import ConfigError
     from redi.inspection import inspect_alone, inspect_in_run
     from redi.report.inspection import print_inspection, write_picture
+    from redi.run import MAIN_ROW, PRODUCTS
 
     if (run is None) == (not backbone):
         raise ConfigError("Give either --run RUN or --backbone NAME.")
+    if score and score not in PRODUCTS:
+        raise ConfigError(f"--score is a product, {', '.join(PRODUCTS)}, not {score!r}.")
     if run is None:
-        if class_ or names:
-            raise ConfigError("--class and --names need the corpus of a run: give --run RUN.")
+        if class_ or names or score:
+            raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")
         found = inspect_alone(image, backbone, device)
     else:
         found = inspect_in_run(image, run, class_, device, names)
-    print_inspection(found, score)
-    typer.echo(f"picture: {write_picture(found, score, out)}")
+    print_inspection(found, score or MAIN_ROW)
+    typer.echo(f"picture: {write_picture(found, score or MAIN_ROW, out)}")
 
 
 @app.command()

@@ -15,8 +15,10 @@ from redi.reduction import Budget
 from redi.tfidf import weigh_words
 from redi.views import View, align_views
 
-#: Roles by number, as in :attr:`Fate.roles`.
-ROLES = ("keep", "merge", "compress")
+
+def printable(name: str) -> str:
+    """A file's name that can be printed and drawn, though its bytes may be no UTF-8."""
+    return name.encode("utf-8", errors="replace").decode("utf-8")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Fate:
 
     @property
     def roles(self) -> list[int]:
-        """Of each patch: a kept one is the position of its own token, a merged one of another's."""
+        """Of each patch: 0 keep, 1 merge, 2 compress."""
         places = self.positions.tolist()
+        # A kept patch is the position of its own token, a merged one is not.
         return [
             2 if token >= self.kept else int(places[token] != patch)
             for patch, token in enumerate(self.source.tolist())

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,9 @@ from redi.classes import class_titles, head_classes
 from redi.config import RunConfig, saved_config
 from redi.corpus import corpus_map, tfidf_term
 from redi.distributed import choose_device
-from redi.errors import ArtifactError, ConfigError
+from redi.errors import ArtifactError, BackboneError, ConfigError
 from redi.evaluate import top5
-from redi.explained import Explained, Fate, Guess, corpus_steps
+from redi.explained import Explained, Fate, Guess, corpus_steps, printable
 from redi.images import load_image, open_images
 from redi.probe import image_feature
 from redi.reduction import Budget, keep_merge_compress
@@ -127,9 +126,15 @@ def inspect_in_run(
     index 0.
     """
     config = saved_config(folder)
-    vocabulary, manifest = _artefact(folder, "vocabulary")
-    stored, tfidf_manifest = _artefact(folder, "tfidf")
-    checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+    vocabulary, manifest = artifacts.load_named(folder, "vocabulary")
+    stored, tfidf_manifest = artifacts.load_named(folder, "tfidf")
+    try:
+        checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+    except BackboneError as error:
+        raise BackboneError(
+            f"{error} The run names its backbone {config.backbone}; a relative path counts from where "
+            "the run was started."
+        ) from None
     if checkpoint_digest(checkpoint) != manifest["key"]["backbone"]:
         raise ArtifactError(
             f"The checkpoint {config.backbone} has changed since {folder} was made: run `redi run` "
@@ -184,7 +189,7 @@ def _explained(
     words, lookups, aligned, valid = steps
     side = forward.backbone.preprocessing.size // forward.backbone.patch_size
     return Explained(
-        name=name,
+        name=printable(name),
         looked_up=looked_up[0],
         labels=looked_up[1],
         grid=(side, side),
@@ -201,32 +206,28 @@ def _explained(
     )
 
 
-def _artefact(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    path = folder / f"{name}.safetensors"
-    if not path.exists():
-        raise ArtifactError(f"There is no {path.name} in {folder}: finish `redi run` first.")
-    return artifacts.load(path)
-
-
 def _classifier(
     backbone: Backbone, config: RunConfig, folder: Path, titles: Sequence[str]
 ) -> Classifier:
     if config.classifier == "native":
         return Classifier(backbone, backbone.class_names or [])
-    probe, _ = _artefact(folder, "probe")
+    probe, _ = artifacts.load_named(folder, "probe")
     on_device = {name: tensor.to(backbone.device) for name, tensor in probe.items()}
     return Classifier(backbone, titles, on_device, config.probe.features == "prenorm")
 
 
 def _index(image: Path, validation: str) -> int:
-    """Of an image of the run's own validation folder; 0 for any other."""
+    """Of an image of the run's own validation folder; 0 for any other. Links are not followed first:
+    a folder of links into a larger data set is a validation folder as well."""
     folder = Path(validation).expanduser()
-    if validation.startswith("hf:") or not image.resolve().is_relative_to(folder.resolve()):
+    if not folder.is_dir():
         return 0
-    images = open_images(validation)
-    name = image.resolve().relative_to(folder.resolve()).as_posix()
-    names = (images.image_name(index) for index in range(len(images.labels)))
-    return next((index for index, other in enumerate(names) if other == name), 0)
+    for path, root in ((image.absolute(), folder.absolute()), (image.resolve(), folder.resolve())):
+        if path.is_relative_to(root):
+            images, name = open_images(validation), path.relative_to(root).as_posix()
+            names = (images.image_name(index) for index in range(len(images.labels)))
+            return next((index for index, other in enumerate(names) if other == name), 0)
+    return 0
 
 
 def _class_number(wanted: str, folders: Sequence[str], titles: Sequence[str]) -> int:

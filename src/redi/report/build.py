@@ -22,7 +22,8 @@ from redi.report.compare import describe, sheets
 from redi.report.content import content, kinds
 from redi.report.explorer import Explorer
 from redi.report.sheets import to_html
-from redi.report.tables import MAIN_ROW, TITLES, paper_tables
+from redi.report.tables import TITLES, paper_tables
+from redi.run import MAIN_ROW
 
 SCRIPTS = (
     "data",
@@ -35,7 +36,7 @@ SCRIPTS = (
     "vocabulary",
     "main",
 )
-ORACLE = (
+LABELS_USED = (
     "Labels were used: rows marked [gt] look up the true class of each validation image. They are an "
     "oracle that says how well a token budget could be spent, not a method to deploy."
 )
@@ -55,20 +56,20 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     style = (page / "style.css").read_text(encoding="utf-8")
     parts = [(page / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
+    curves = _curves(folder, results, data)
     slots = {
         "policy": _policy(script, style),
         "version": escape(__version__),
         "title": escape(f"REDI on {_last(results.notes['backbone'])}"),
         "style": style,
         "heading": escape(_heading(results)),
-        "oracle": escape(ORACLE),
+        "oracle": escape(LABELS_USED),
         "cards": "".join(_card(results, name) for name in results.classifiers),
         "facts": _facts(results),
         "tables": "".join(map(to_html, paper_tables(results).values())),
-        "curves_link": '<a href="#curves">Accuracy and cost</a>' if data["curves"] else "",
-        "curves": _curves(folder, results, data),
+        "curves_link": '<a href="#curves">Accuracy and cost</a>' if curves else "",
+        "curves": curves,
         "sample": escape(_sample(explorer, results, data)),
-        "footer": escape(_footer(results)),
         "data": inline_json(data),
         "script": script,
     }
@@ -83,7 +84,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
 
 def inline_json(data: object) -> str:
     """JSON that can stand in a script element: no ``<``, so nothing in it can end the element."""
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -103,19 +104,18 @@ def _last(path: str) -> str:
 
 
 def _heading(results: Results) -> str:
-    row = results.row(MAIN_ROW, results.classifiers[0])
-    dense = results.row("dense", results.classifiers[0])
-    change = (
-        "gains"
-        if row.delta_dense > 0
-        else "loses"
-        if row.delta_dense < 0
-        else "neither gains nor loses"
-    )
+    """In words what the first card says in numbers."""
+    classifier = results.classifiers[0]
+    row, dense = results.row(MAIN_ROW, classifier), results.row("dense", classifier)
+    low, high = row.delta_interval
+    if low <= 0 <= high:
+        change = "stays within chance of dense"
+    else:
+        verb = "gains" if row.delta_dense > 0 else "loses"
+        change = f"{verb} {abs(row.delta_dense):.1f} points"
     return (
-        f"{_last(results.notes['backbone'])}: {dense.tokens} tokens become {row.tokens}, and "
-        f"Top\N{NON-BREAKING HYPHEN}1 "
-        f"{change} {abs(row.delta_dense):.1f} points with the oracle's score"
+        f"{_last(results.notes['backbone'])}: {dense.tokens} tokens become {row.tokens}, and with the "
+        f"oracle's score the {classifier} classifier {change}"
     )
 
 
@@ -128,7 +128,7 @@ def _card(results: Results, classifier: str) -> str:
         f"{row.delta_dense:+.1f} points",
         f"95 % of the difference: {low:+.1f} to {high:+.1f}; p = {row.p_value:.2g} (exact McNemar)",
         f"Top-1 {row.top1:.1f} %, dense {dense.top1:.1f} %, {row.images:,} images",
-        f"Best row without labels: {_best_without(results, classifier)}",
+        f"Without the true class: {_best_without(results, classifier)}",
     ]
     first, big, *rest = map(escape, lines)
     return (
@@ -139,7 +139,7 @@ def _card(results: Results, classifier: str) -> str:
 
 
 def _best_without(results: Results, classifier: str) -> str:
-    """At the main row's cost or below: what the same budget gives without any label."""
+    """The best row at the main row's cost or below whose score does not see the true class."""
     main = results.row(MAIN_ROW, classifier)
     rows = [
         row
@@ -150,7 +150,7 @@ def _best_without(results: Results, classifier: str) -> str:
         and row.cost <= main.cost + 0.005
     ]
     best: Row = max(rows, key=lambda row: row.top1)
-    return f"{describe(best)}, {best.top1:.1f} %"
+    return f"at most {best.top1:.1f} % at this cost ({describe(best)}; best of {len(rows)} rows)"
 
 
 def _facts(results: Results) -> str:
@@ -158,8 +158,8 @@ def _facts(results: Results) -> str:
     words = notes["vocabulary"]
     facts: dict[str, Any] = {
         "Backbone": notes["backbone"],
-        "Corpus": f"{notes['train_images']:,} images, {notes['classes']:,} classes",
-        "Evaluated on": f"{notes['val_images']:,} images",
+        "Corpus": f"{notes['train']}: {notes['train_images']:,} images, {notes['classes']:,} classes",
+        "Evaluated on": f"{notes['val']}: {notes['val_images']:,} images",
         "Vocabulary": f"{words['n_words']} words, {words['n_passes']} passes",
         "Classifier": " and ".join(results.classifiers),
         "Left out": f"{len(notes['skipped_train'])} + {len(notes['skipped_val'])} undecodable",
@@ -173,21 +173,24 @@ def _facts(results: Results) -> str:
 
 
 def _curves(folder: Path, results: Results, data: dict[str, Any]) -> str:
-    """Where `redi compare` has run: the chart, and its tables folded away."""
-    if not (folder / COMPARED).exists():
-        return ""
+    """Where `redi compare` has run: the charts, and its tables folded away."""
     charts = "".join(
         f'<figure><div id="curves-{escape(entry["classifier"])}" class="chart"></div><figcaption>'
         f"{escape(entry['classifier'])} classifier. {LINES_MEAN}</figcaption></figure>"
         for entry in data["curves"]
     )
+    compared = sheets(read_bundle(folder), results) if (folder / COMPARED).exists() else []
     tables = "".join(
         f"<details><summary>{escape(sheet.title)}</summary>{to_html(sheet)}</details>"
-        for sheet in sheets(read_bundle(folder), results)
+        for sheet in compared
     )
+    if not charts and not tables:
+        return ""
     return (
         '<section id="curves"><h2>Accuracy and cost</h2>'
-        f'<div class="pair">{charts}</div><h3>Comparisons</h3>{tables}</section>'
+        + (f'<div class="pair">{charts}</div>' if charts else "")
+        + (f"<h3>Comparisons</h3>{tables}" if tables else "")
+        + "</section>"
     )
 
 
@@ -200,12 +203,4 @@ def _sample(explorer: Explorer, results: Results, data: dict[str, Any]) -> str:
         f"happened to them (in the whole run with the {classifier} classifier: {counts}): an equal "
         "number of each kind where there are enough, spread evenly over the set. So the shares below "
         "are not those of the run. Open one to see why."
-    )
-
-
-def _footer(results: Results) -> str:
-    notes = results.notes
-    return (
-        f"Training images: {notes['train']}. Validation images: {notes['val']}. Every number comes from "
-        "results.json and the records beside it; this page asks the network for nothing."
     )

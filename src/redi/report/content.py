@@ -1,24 +1,32 @@
 """What the report's page holds: records of a run as JSON, arrays as base64. No model is run."""
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from redi import artifacts
 from redi.evaluate import hits
 from redi.explained import corpus_steps
 from redi.records import Results
 from redi.report.compare import curves_of, line_style
-from redi.report.explorer import Explorer, Packed, load, telling_image
-from redi.report.tables import MAIN_ROW, TITLES
-from redi.run import SCORES
-from redi.stages.analysis import THUMBNAIL, choose_sample
+from redi.report.explorer import Explorer, Packed, telling_image
+from redi.report.tables import TITLES
+from redi.report.words import Figure2, figure2_shares
+from redi.run import MAIN_ROW, SCORES
+from redi.stages.analysis import THUMBNAIL, choose_sample, to_jpeg
+from redi.views import to_bytes
 
-#: Bytes of pictures beyond which a page shows fewer images than the sample holds.
-PICTURE_BYTES = 7_000_000
+#: Characters of images and words beyond which a page shows fewer images than the sample holds.
+PAGE_CHARACTERS = 14_000_000
+#: Characters of thumbnails beyond which a word shows fewer of them.
+STRIP_CHARACTERS = 5_000_000
 #: Classes named with a word, and words with a class.
 MOST_NAMED = 8
 #: Stands for a patch that a view does not cover, where maps are stored in 8 bits.
@@ -26,50 +34,54 @@ OUTSIDE = 255
 
 
 def content(folder: Path, results: Results, explorer: Explorer) -> dict[str, Any]:
-    shown = shown_images(explorer, results.classifiers[0])
-    labels = sorted({explorer.labels[number] for number in shown})
+    classifiers, first = results.classifiers, results.classifiers[0]
+    words = _words(folder, explorer.tfidf)
+    images = [_image(explorer, number, classifiers) for number in range(len(explorer))]
+    shown = fitting(explorer, images, first, PAGE_CHARACTERS - len(json.dumps(words)))
     return {
         "grid": explorer.grid,
         "geometry": explorer.geometry,
         "budget": vars(explorer.budget),
         "main": MAIN_ROW,
-        "hero": explorer.indices[telling_image(explorer, results.classifiers[0], MAIN_ROW, shown)],
+        "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],
         "rows": [{"name": row, "title": TITLES[row] + _mark(results, row)} for row in SCORES],
-        "classifiers": results.classifiers,
+        "classifiers": classifiers,
         "classes": explorer.classes,
-        "titles": {name: _titles(explorer, name, shown) for name in results.classifiers},
-        "images": [_image(explorer, number, results.classifiers) for number in shown],
+        "titles": {name: _titles(explorer, name, shown) for name in classifiers},
+        "images": [images[number] for number in shown],
         "factors": {
             label: {part: _half(explorer.tfidf[part][label]) for part in ("contrast", "support")}
-            for label in labels
+            for label in sorted({explorer.labels[number] for number in shown})
         },
-        **_words(folder, explorer.tfidf),
-        "figure2": _figure2(load(folder, "analysis/figure2")[0]),
+        **words,
+        "figure2": _figure2(figure2_shares(folder)),
         "curves": [
             {
                 "classifier": name,
                 "dense": results.row("dense", name).top1,
                 "lines": _lines(results, name),
             }
-            for name in results.classifiers
+            for name in classifiers
             if curves_of(results, name)
         ],
     }
 
 
-def shown_images(explorer: Explorer, classifier: str) -> list[int]:
-    """The sample, or as much of it as fits, again by what happened to its images."""
-    total = len(explorer.crops.content) * 3 / 4  # the mirror image is drawn from its original
-    if total <= PICTURE_BYTES:
-        return list(range(len(explorer)))
-    room = max(int(len(explorer) * PICTURE_BYTES / total), 4)
+def fitting(
+    explorer: Explorer, images: Sequence[Mapping[str, Any]], classifier: str, room: int
+) -> list[int]:
+    """The sample, or as much of it as fits into so many characters, again by what happened."""
+    total = sum(len(json.dumps(image)) for image in images)
+    if total <= room:
+        return list(range(len(images)))
     truth = torch.tensor([explorer.own(classifier, label) for label in explorer.labels])
     right = [
         torch.tensor([explorer.predictions.top5(classifier, row, k)[0] for k in range(len(truth))])
         for row in ("dense", MAIN_ROW)
     ]
     dense, reduced = (hits(best, truth)[0] for best in right)
-    return choose_sample(dense, reduced, torch.arange(len(truth)), room)
+    count = max(int(len(images) * room / total), 4)
+    return choose_sample(dense, reduced, torch.arange(len(truth)), count)
 
 
 def kinds(explorer: Explorer, classifier: str) -> dict[str, int]:
@@ -143,20 +155,32 @@ def _destinations(explorer: Explorer, number: int, row: str) -> str:
 
 
 def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
-    strips = Packed.read(load(folder, "analysis/typical")[0])
-    typical = load(folder, "analysis/words")[0]["typical/image"].shape[1]
+    packed = Packed.read(artifacts.load_named(folder, "analysis/typical")[0])
     table = tfidf["table"]
+    strips = [packed[k] for k in range(len(packed))]
+    allowed = STRIP_CHARACTERS / max(4 / 3 * sum(map(len, strips)), 1)
+    with Image.open(BytesIO(strips[0])) as strip:
+        width = strip.width
+    if allowed < 1:
+        width = max(int(allowed * width / THUMBNAIL), 1) * THUMBNAIL
+        strips = [_cut(strip, width) for strip in strips]
     return {
         "vocabulary": {
             "frequency": tfidf["word_counts"].sum(dim=0).tolist(),
             "df": tfidf["document_frequency"].tolist(),
-            "idf": _rounded(tfidf["idf"]),
+            "idf": [round(value, 4) for value in tfidf["idf"].tolist()],
             "classes": _best(table.T),
-            "strips": [_base64(strips[k]) for k in range(len(strips))],
-            "strip": [typical * THUMBNAIL, THUMBNAIL],
+            "strips": [_base64(strip) for strip in strips],
+            "strip": [width, THUMBNAIL],
         },
         "class_words": _best(table),
     }
+
+
+def _cut(strip: bytes, width: int) -> bytes:
+    """The first thumbnails of a strip."""
+    with Image.open(BytesIO(strip)) as picture:
+        return to_jpeg(to_bytes(picture.crop((0, 0, width, picture.height)).convert("RGB")))
 
 
 def _best(table: Tensor) -> list[list[tuple[int, float]]]:
@@ -168,21 +192,11 @@ def _best(table: Tensor) -> list[list[tuple[int, float]]]:
     ]
 
 
-def _figure2(stored: Mapping[str, Tensor]) -> dict[str, Any]:
-    blocks = sorted(
-        (int(name.removeprefix("frequency/block")), counts)
-        for name, counts in stored.items()
-        if name.startswith("frequency/")
-    )
-    frequency, mass = stored["validation/frequency"].double(), stored["validation/score_mass"]
-    order = frequency.argsort(descending=True, stable=True)
+def _figure2(figure2: Figure2) -> dict[str, Any]:
     return {
-        "blocks": [
-            {"block": block, "counts": [n for n in sorted(counts.tolist(), reverse=True) if n]}
-            for block, counts in blocks
-        ],
-        "frequency": _rounded(100 * frequency[order] / frequency.sum().clamp(min=1)),
-        "mass": _rounded(100 * mass[order] / mass.sum().clamp(min=1e-12)),
+        "blocks": [{"block": block, "counts": counts} for block, counts in figure2.blocks],
+        "frequency": [round(share, 4) for share in figure2.frequency],
+        "mass": [round(share, 4) for share in figure2.mass],
     }
 
 
@@ -197,10 +211,6 @@ def _lines(results: Results, classifier: str) -> list[dict[str, Any]]:
         }
         for name, rows in sorted(curves_of(results, classifier).items())
     ]
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return [round(value, 4) for value in values.tolist()]
 
 
 def _base64(content: bytes) -> str:

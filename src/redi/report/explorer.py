@@ -12,8 +12,7 @@ from torch import Tensor
 
 from redi import artifacts
 from redi.classes import class_titles
-from redi.errors import ArtifactError
-from redi.explained import Explained, Fate, Guess, corpus_steps
+from redi.explained import Explained, Fate, Guess, corpus_steps, printable
 from redi.reduction import Budget
 from redi.run import SCORES
 from redi.views import View, to_bytes
@@ -38,23 +37,24 @@ class Packed:
 
 
 class Explorer:
-    """The sample of a run: ``images[k]`` is what ``explain(k)`` spells out."""
+    """The sample of a run; ``explain(k)`` spells out its image number k."""
 
     def __init__(self, folder: Path, names: Path | None = None) -> None:
         self.folder = folder
-        self.stored, manifest = load(folder, "analysis/explorer")
+        self.stored, manifest = artifacts.load_named(folder, "analysis/explorer")
         notes = manifest["notes"]
-        self.names: list[str] = notes["names"]
+        self.names = [printable(name) for name in notes["names"]]
         self.geometry: dict[str, Any] = notes["geometry"]
         self.grid: tuple[int, int] = tuple(self.geometry["grid"])
         self.budget = Budget(**notes["budget"])
         self.head: list[str] = notes["head"]
         self.columns: list[int] = notes["columns"]
+        self._label_of = {column: label for label, column in enumerate(self.columns)}
         self.classes = class_titles(notes["classes"], self.head, self.columns, names)
         self.indices: list[int] = self.stored["indices"].tolist()
         self.labels: list[int] = self.stored["labels"].tolist()
         self.crops = Packed.read(self.stored)
-        self.tfidf = load(folder, "tfidf")[0]
+        self.tfidf = artifacts.load_named(folder, "tfidf")[0]
         self.predictions = Predictions(folder, self.indices)
 
     def __len__(self) -> int:
@@ -79,8 +79,8 @@ class Explorer:
         """Of a class in a classifier's own numbering."""
         if classifier == "probe":
             return self.classes[number]
-        place = {column: label for label, column in enumerate(self.columns)}
-        return self.classes[place[number]] if number in place else self.head[number]
+        label = self._label_of.get(number)
+        return self.head[number] if label is None else self.classes[label]
 
     def guesses(self, number: int, classifier: str, row: str) -> list[Guess]:
         best, logits = self.predictions.top5(classifier, row, number)
@@ -131,7 +131,7 @@ class Predictions:
 
     def all(self, classifier: str, row: str) -> dict[str, Tensor]:
         if (classifier, row) not in self._known:
-            found, _ = load(self.folder, f"predictions/{classifier}/{row}")
+            found, _ = artifacts.load_named(self.folder, f"predictions/{classifier}/{row}")
             self._known[classifier, row] = found
             order = {index: place for place, index in enumerate(found["indices"].tolist())}
             self._places[classifier, row] = order
@@ -141,13 +141,6 @@ class Predictions:
         found = self.all(classifier, row)
         place = self._places[classifier, row][self.indices[number]]
         return found["top5"][place].tolist(), found["logits"][place].tolist()
-
-
-def load(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    path = folder / f"{name}.safetensors"
-    if not path.exists():
-        raise ArtifactError(f"There is no {name} in {folder}: finish `redi run` first.")
-    return artifacts.load(path)
 
 
 def telling_image(explorer: Explorer, classifier: str, row: str, among: Sequence[int]) -> int:

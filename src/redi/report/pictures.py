@@ -1,6 +1,7 @@
 """Pictures of an explained image: heat maps, roles, the overview of every step (Figure 1)."""
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +15,47 @@ MERGED, COMPRESSED, LEADER = "#2f6fde", "#101014", "#ffffff"
 ARROW = {
     "arrowstyle": "-|>",
     "color": "#ff9f1c",
-    "lw": 0.7,
+    "lw": 0.5,
     "shrinkA": 0,
     "shrinkB": 0,
-    "mutation_scale": 5,
+    "mutation_scale": 4,
 }
 HEAT = "inferno"
 
 
 def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
-    """The paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer."""
+    """The paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer.
+
+    As wide as the text of a page with two columns.
+    """
     from matplotlib.figure import Figure
 
     attention = row.removeprefix("redi_")
-    figure = Figure(figsize=(14, 3.05))
-    columns = figure.add_gridspec(
-        2,
-        9,
-        width_ratios=(2.1, 1, 1, 1, 1, 1, 2.1, 2.1, 1.75),
-        left=0.004,
-        right=0.994,
-        bottom=0.02,
-        top=0.87,
-        wspace=0.09,
-        hspace=0.22,
+    figure = Figure(figsize=(7.2, 4.25))
+    halves = figure.add_gridspec(
+        2, 1, height_ratios=(1, 0.87), left=0.005, right=0.995, bottom=0.005, top=0.93, hspace=0.14
     )
-    _picture(figure.add_subplot(columns[:, 0]), image.crops[0], _wrapped(image))
+    above = halves[0].subgridspec(
+        2, 6, width_ratios=(2.15, 1, 1, 1, 1, 1.75), wspace=0.07, hspace=0.2
+    )
+    _picture(figure.add_subplot(above[:, 0]), image.crops[0], _caption(image))
     for view in range(len(image.views)):
-        title = ("centre crop", "its mirror image", "random crop 1", "random crop 2")[view]
-        axes = figure.add_subplot(columns[0, 1 + view])
+        title = ("centre crop", "mirrored", "random crop 1", "random crop 2")[view]
+        axes = figure.add_subplot(above[0, 1 + view])
         _heat(axes, image.crops[view], image.lookups[view], image, title)
-        axes = figure.add_subplot(columns[1, 1 + view])
+        axes = figure.add_subplot(above[1, 1 + view])
         _heat(axes, image.crops[0], image.aligned[view], image, "aligned", image.valid[view])
-    for place, name, title in (
-        (columns[0, 5], "tfidf", "TF-IDF, aggregated"),
-        (columns[1, 5], attention, f"× {TITLES[attention].lower()}"),
-        (columns[:, 6], row, f"= {TITLES[row]}"),
+    _answers(figure.add_subplot(above[:, 5]), image, row)
+    below = halves[1].subgridspec(1, 4, wspace=0.05)
+    for place, (name, title) in enumerate(
+        (
+            ("tfidf", "TF-IDF, aggregated"),
+            (attention, f"× {TITLES[attention].lower()}"),
+            (row, f"= {TITLES[row]}"),
+        )
     ):
-        _heat(figure.add_subplot(place), image.crops[0], image.scores[name], image, title)
-    _roles(figure.add_subplot(columns[:, 7]), image, image.fates[row])
-    _answers(figure.add_subplot(columns[:, 8]), image, row)
+        _heat(figure.add_subplot(below[place]), image.crops[0], image.scores[name], image, title)
+    _roles(figure.add_subplot(below[3]), image, image.fates[row])
     _save(figure, paths)
 
 
@@ -68,7 +70,7 @@ def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
         len(names) + 1,
         gridspec_kw={"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.93, "wspace": 0.06},
     )
-    _picture(panels[0][0], image.crops[0], _wrapped(image))
+    _picture(panels[0][0], image.crops[0], _caption(image))
     if image.guesses:
         _answers(panels[1][0], image, names[0])
     else:
@@ -79,22 +81,20 @@ def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
     _save(figure, paths)
 
 
-def _wrapped(image: Explained) -> str:
+def _caption(image: Explained) -> str:
     if not image.looked_up:
-        return image.name
+        return _short(image.name, 28)
     whose = {"gt": "true class", "given": "class given", "predicted": "class predicted"}
     return f"{_short(image.looked_up, 26)}\n({whose[image.labels]})"
 
 
 def _short(text: str, length: int) -> str:
-    """Class and file names may hold what matplotlib would read as mathematics."""
-    text = text.replace("$", r"\$")
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _picture(axes: Any, crop: Tensor, title: str) -> None:
     axes.imshow(crop.permute(1, 2, 0).numpy())
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=7.5, parse_math=False, pad=3)
     axes.set_axis_off()
 
 
@@ -121,7 +121,7 @@ def _heat(
             outside = Rectangle((left, top), width, height, lw=0, fc="white", ec="0.6", hatch="///")
             axes.add_patch(outside)
     axes.set(xlim=(0, size), ylim=(size, 0))
-    axes.set_title(title, fontsize=8)
+    axes.set_title(title, fontsize=7, pad=3)
     axes.set_axis_off()
 
 
@@ -144,12 +144,12 @@ def _roles(axes: Any, image: Explained, fate: Fate) -> None:
         axes.annotate("", xy=end, xytext=begin, arrowprops=ARROW)
     cells = image.budget.cells
     for line in range(1, cells):
-        axes.axhline(size * line / cells, color="white", lw=0.8, ls="--")
-        axes.axvline(size * line / cells, color="white", lw=0.8, ls="--")
+        for count, draw in zip(image.grid, (axes.axhline, axes.axvline), strict=True):
+            draw(size * ceil(line * count / cells) / count, color="white", lw=0.7, ls="--")
     for leader in set(fate.leaders):
-        axes.plot(*_centre(leader, image, size), "o", mfc="none", mec=LEADER, ms=6, mew=1.3)
+        axes.plot(*_centre(leader, image, size), "o", mfc="none", mec=LEADER, ms=4.5, mew=1)
     counts = [roles.count(role) for role in range(3)]
-    axes.set_title("keep {} · merge {} · compress {}".format(*counts), fontsize=8)
+    axes.set_title("keep {} · merge {} · compress {}".format(*counts), fontsize=7, pad=3)
     axes.set(xlim=(0, size), ylim=(size, 0))
     axes.set_axis_off()
 
@@ -159,16 +159,17 @@ def _answers(axes: Any, image: Explained, row: str) -> None:
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     tokens = len(image.fates[row].positions)
-    top = 0.97
+    top = 0.99
     for name, title in (
         ("dense", f"Dense: {image.grid[0] * image.grid[1]} patches"),
         (row, f"Reduced: {tokens}"),
     ):
-        axes.text(0, top, title, fontsize=8.5, fontweight="bold", va="top")
+        axes.text(0, top, title, fontsize=7, fontweight="bold", va="top")
         for number, guess in enumerate(image.guesses.get(name, [])):
-            height = top - 0.085 * (number + 1)
-            axes.text(0, height, _short(guess.name.split(",")[0], 20), fontsize=8, va="top")
-            axes.text(1, height, f"{guess.logit:.1f}", fontsize=8, va="top", ha="right")
+            height = top - 0.078 * (number + 1)
+            name = _short(guess.name.split(",")[0], 19)
+            axes.text(0, height, name, fontsize=6.5, va="top", parse_math=False)
+            axes.text(1, height, f"{guess.logit:.1f}", fontsize=6.5, va="top", ha="right")
         top -= 0.52
 
 

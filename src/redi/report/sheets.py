@@ -40,9 +40,9 @@ class Sheet:
 
 def plain_table(title: str, columns: Sequence[str]) -> Table:
     """First column left, numbers right; narrow enough for 80 characters."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        table.add_column(escape(name), justify="right" if number else "left", no_wrap=True)
     return table
 
 
@@ -112,7 +112,7 @@ def to_html(sheet: Sheet) -> str:
         first = f'<th scope="row">{escape_html(row[0])}</th>'
         cells = "".join(f"<td>{escape_html(cell)}</td>" for cell in row[1:])
         rows.append(f"<tr{strong}>{first}{cells}</tr>")
-    notes = "".join(f"<p class='note'>{escape_html(note)}</p>" for note in sheet.notes)
+    notes = "".join(f'<p class="note">{escape_html(note)}</p>' for note in sheet.notes)
     return (
         '<figure class="sheet"><div class="scroll"><table>'
         f"<caption>{escape_html(sheet.title)}</caption>"

@@ -5,6 +5,7 @@ from rich.console import Console
 from redi.cost import CostRow
 from redi.records import Results, Row
 from redi.report.sheets import Sheet, print_sheet
+from redi.run import MAIN_ROW
 
 TITLES = {
     "dense": "Dense baseline",
@@ -20,7 +21,6 @@ TITLES = {
     "redi_cls_mean": "REDI, CLS mean",
 }
 ORACLE = "[gt] rows look up the true class of each image: an oracle, not a method to deploy."
-MAIN_ROW = "redi_mass"
 
 
 def print_tables(results: Results, console: Console | None = None) -> None:

@@ -19,13 +19,12 @@ from redi.evaluate import hits
 from redi.loader import Batch
 from redi.passes import Pass
 from redi.reduction import reduce
-from redi.run import SCORES, Run
+from redi.run import MAIN_ROW, SCORES, Run
 from redi.stages.evaluate import classifiers, evaluate_done, native_classes, prediction_name
 
 #: Side of a thumbnail of a typical patch, in pixels of the reference crop: the patch and half of
 #: its neighbours, so that one sees what it is part of.
 THUMBNAIL = 32
-MAIN_ROW = "redi_mass"
 
 
 def analysis_key(run: Run) -> dict[str, Any]:
@@ -40,7 +39,13 @@ def analysis_key(run: Run) -> dict[str, Any]:
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
         budget=asdict(run.config.budget),
+        columns=_columns(run),
     )
+
+
+def _columns(run: Run) -> list[int]:
+    """The head's class of each folder, where the head is evaluated."""
+    return native_classes(run)[0] if "native" in classifiers(run) else []
 
 
 def analysis_done(run: Run) -> bool:
@@ -75,9 +80,8 @@ def figure2(run: Run) -> dict[str, Tensor]:
 def choose_sample(
     dense_right: Tensor, reduced_right: Tensor, indices: Tensor, size: int
 ) -> list[int]:
-    """Images by what happened to them: rescued, lost, both wrong, both right, in turn until full.
-
-    Within a kind they are spread evenly over the index order.
+    """Images by what happened to them: as many rescued, lost, both wrong and both right, and more of
+    the others where one kind has too few. Within a kind they are spread evenly over the index order.
     """
     kinds = [
         indices[~dense_right & reduced_right],
@@ -86,7 +90,9 @@ def choose_sample(
         indices[dense_right & reduced_right],
     ]
     room, chosen = size, []
-    for remaining, kind in zip(range(len(kinds), 0, -1), kinds, strict=True):
+    # The smallest kind first, so that what it leaves over goes to the others.
+    smallest = sorted(kinds, key=len)
+    for remaining, kind in zip(range(len(kinds), 0, -1), smallest, strict=True):
         take = min(len(kind), -(-room // remaining))
         places = [at * len(kind) // take for at in range(take)]
         chosen += kind[places].tolist()
@@ -133,8 +139,8 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
             key,
             names=[run.validation.image_name(index) for index in outcome.indices],
             classes=list(run.training.class_names),
-            head=list(backbone.class_names or []) if "native" in classifiers(run) else [],
-            columns=native_classes(run)[0] if "native" in classifiers(run) else [],
+            head=list(backbone.class_names or []) if _columns(run) else [],
+            columns=_columns(run),
             geometry=asdict(Geometry.of(backbone)),
             budget=asdict(run.config.budget),
         )

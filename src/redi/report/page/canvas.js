@@ -98,12 +98,14 @@ function drawCells(pen, side, leaders) {
   pen.lineWidth = side / 320;
   pen.setLineDash([side / 60, side / 60]);
   pen.beginPath();
+  const [rows, columns] = data.grid;
   for (let line = 1; line < cells; line++) {
-    const at = (side * line) / cells;
-    pen.moveTo(at, 0);
-    pen.lineTo(at, side);
-    pen.moveTo(0, at);
-    pen.lineTo(side, at);
+    const across = (side * Math.ceil((line * columns) / cells)) / columns;
+    const down = (side * Math.ceil((line * rows) / cells)) / rows;
+    pen.moveTo(across, 0);
+    pen.lineTo(across, side);
+    pen.moveTo(0, down);
+    pen.lineTo(side, down);
   }
   pen.stroke();
   pen.setLineDash([]);

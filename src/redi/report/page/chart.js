@@ -23,6 +23,7 @@ function scale(values, log, from, to) {
   const ticks = [];
   if (log) {
     for (let power = Math.ceil(first - 1e-9); power <= last + 1e-9; power++) ticks.push(10 ** power);
+    if (ticks.length < 2) ticks.splice(0, 2, low, high);
   } else {
     const rough = (high - low) / 6;
     const base = 10 ** Math.floor(Math.log10(rough));
@@ -33,7 +34,8 @@ function scale(values, log, from, to) {
 }
 
 function chart(place, { series, x, y, level, label }) {
-  const [width, height, left, bottom, top] = [640, 380, 62, 44, 12];
+  const width = Math.min(Math.max(place.clientWidth, 320), 640);
+  const [height, left, bottom, top] = [Math.round(width * 0.6), 62, 44, 12];
   const hidden = new Set();
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   const tip = make("div", { className: "tip", hidden: true });

@@ -41,6 +41,7 @@ function listImages() {
   if (wanted.order === "disagreement") found.sort((a, b) => b.differs - a.differs);
   listed = found.map(({ image }) => image);
   element("grid").replaceChildren(...found.map(tile));
+  if (!found.length) element("grid").append(make("p", { className: "note", textContent: "No image matches." }));
   element("shown").textContent = `${found.length} of ${data.images.length} images`;
 }
 

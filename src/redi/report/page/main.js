@@ -36,11 +36,14 @@ function drawCharts() {
       level: { value: dense, label: `dense ${dense.toFixed(1)}` },
       series: lines.map((line) => ({
         ...line,
-        points: line.points.map(([x, y, tokens, low, high]) => ({
-          x,
-          y,
-          text: `${line.name}: ${y.toFixed(1)} % (${low.toFixed(1)} to ${high.toFixed(1)}) at ${x.toFixed(3)} of the cost, ${tokens} tokens`,
-        })),
+        points: [
+          ...line.points.map(([x, y, tokens, low, high]) => ({
+            x,
+            y,
+            text: `${line.name}: ${y.toFixed(1)} % (${low.toFixed(1)} to ${high.toFixed(1)}) at ${x.toFixed(3)} of the cost, ${tokens} tokens`,
+          })),
+          { x: 1, y: dense, text: `dense: ${dense.toFixed(1)} %` },
+        ],
       })),
     });
   }
@@ -49,12 +52,14 @@ function drawCharts() {
 // #image=12&score=redi_mass and #word=7 open what they name; anything else is an anchor.
 function follow() {
   const link = new URLSearchParams(location.hash.slice(1));
-  if (link.has("image")) {
+  if (!link.get("image")) element("viewer").close();
+  if (!link.get("word")) element("word").close();
+  if (link.get("image")) {
     if (!openImage(Number(link.get("image")), link.get("score"))) {
       element("shown").textContent = `Image ${link.get("image")} is not among the images of this page.`;
       element("explorer").scrollIntoView();
     }
-  } else if (link.has("word")) {
+  } else if (link.get("word")) {
     openWord(Number(link.get("word")));
   }
 }

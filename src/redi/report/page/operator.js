@@ -32,7 +32,7 @@ function assign(scores, budget) {
       if (!leaders.has(cell)) leaders.set(cell, compressed[0]);
     }
   }
-  return { order, rank, role, leaders, sizes, tokens: sizes.keep + leaders.size };
+  return { rank, role, leaders, sizes, tokens: sizes.keep + leaders.size };
 }
 
 function cellOf(patch) {

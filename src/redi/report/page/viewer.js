@@ -2,27 +2,27 @@
 const VIEWS = ["centre crop", "its mirror image", "random crop 1", "random crop 2"];
 const LARGE = 560;
 const SMALL = 160;
-const view = { image: null, row: data.main, budget: { ...data.budget }, shown: null, patch: null };
+const view = { image: null, row: data.main, budget: { ...data.budget }, merge: data.budget.merge, shown: null, patch: null };
 
 const ownBudget = () => view.budget.keep === data.budget.keep && view.budget.merge === data.budget.merge;
 
 function startViewer() {
   fill(element("viewer-row"), data.rows.map((row) => [row.name, row.title]), data.main);
   element("viewer-row").addEventListener("input", () => pickScore(element("viewer-row").value));
-  for (const id of ["colour", "arrows", "cells"]) element(id).addEventListener("input", drawImage);
-  element("keep").addEventListener("input", () => {
-    const keep = Number(element("keep").value) / 100;
-    setBudget(keep, keep ? Math.min(view.budget.merge, 1 - keep) : 0);
+  for (const id of ["arrows", "cells"]) element(id).addEventListener("input", drawImage);
+  element("colour").addEventListener("input", () => {
+    buildStrips();
+    drawImage();
   });
-  element("merge").addEventListener("input", () => {
-    const merge = Number(element("merge").value) / 100;
-    setBudget(view.budget.keep, view.budget.keep ? Math.min(merge, 1 - view.budget.keep) : 0);
-  });
+  element("keep").addEventListener("input", () => setBudget(Number(element("keep").value) / 100, view.merge));
+  element("merge").addEventListener("input", () => setBudget(view.budget.keep, Number(element("merge").value) / 100));
   element("reset").addEventListener("click", () => setBudget(data.budget.keep, data.budget.merge));
   element("close").addEventListener("click", () => element("viewer").close());
   element("previous").addEventListener("click", () => step(-1));
   element("next").addEventListener("click", () => step(1));
-  element("viewer").addEventListener("close", () => history.replaceState(null, "", "#explorer"));
+  element("viewer").addEventListener("close", () => {
+    if (location.hash.startsWith("#image=")) history.replaceState(null, "", "#explorer");
+  });
   element("viewer").addEventListener("keydown", keys);
   for (const id of ["map", "roles"]) {
     const canvas = element(id);
@@ -54,8 +54,10 @@ function drawHero() {
   element("hero").addEventListener("click", () => show(image.index, data.main));
 }
 
+const modified = (event) => event.altKey || event.ctrlKey || event.metaKey;
+
 function keys(event) {
-  if (event.target.matches("input, select, canvas")) return;
+  if (event.target.matches("input, select, canvas") || modified(event)) return;
   const rows = data.rows.map((row) => row.name);
   const turn = { ArrowUp: -1, ArrowDown: 1 }[event.key];
   if (event.key === "ArrowLeft") step(-1);
@@ -67,7 +69,9 @@ function keys(event) {
 
 function step(by) {
   const among = listed.includes(view.image) ? listed : data.images;
-  show(among[(among.indexOf(view.image) + by + among.length) % among.length].index, view.row);
+  const { index } = among[(among.indexOf(view.image) + by + among.length) % among.length];
+  history.replaceState(null, "", `#image=${index}&score=${view.row}`);
+  openImage(index, view.row);
 }
 
 function show(index, row) {
@@ -80,6 +84,7 @@ function openImage(index, row) {
   if (!element("viewer").open) {
     view.row = element("row").value;
     view.budget = { ...data.budget };
+    view.merge = data.budget.merge;
     element("viewer").showModal();
   }
   if (row && data.rows.some((one) => one.name === row)) view.row = row;
@@ -101,8 +106,10 @@ function pickScore(row) {
   drawImage();
 }
 
+// The wanted merge rate is remembered; what is used of it is what keep leaves over.
 function setBudget(keep, merge) {
-  view.budget = { ...view.budget, keep, merge };
+  view.merge = merge;
+  view.budget = { ...view.budget, keep, merge: keep ? Math.min(merge, 1 - keep) : 0 };
   drawImage();
 }
 
@@ -114,6 +121,15 @@ function levelsOf(shown) {
     const scores = found.scores[shown.row];
     return byRank ? ranked(scores) : Array.from(scores);
   }
+  const values = mapOf(shown);
+  if (!byRank) return values;
+  const levels = ranked(values);
+  return levels.map((level, patch) => (values[patch] < 0 ? -1 : level));
+}
+
+// TF-IDF of a view in 0 to 1; -1 where it does not cover a patch.
+function mapOf(shown) {
+  const found = arrays(view.image);
   const all = shown.kind === "view" ? found.lookups : found.aligned;
   const part = all.subarray(shown.view * patches, (shown.view + 1) * patches);
   return Array.from(part, (value) => (value === 255 ? -1 : value / 254));
@@ -145,6 +161,7 @@ function drawImage() {
     drawRoles(pen, side, assigned, arrows, element("cells").checked);
     focus(pen, side, 0);
   });
+  element("roles").dataset.arrows = arrows ? "drawn" : "none";
   describe(assigned);
 }
 
@@ -154,8 +171,9 @@ function describe(assigned) {
   element("badge").textContent = outcomes[kind];
   element("badge").className = `badge ${kind}`;
   const { keep, merge, compress } = assigned.sizes;
-  element("map-caption").textContent = nameOf(shown);
-  element("map").setAttribute("aria-label", `${nameOf(shown)} of ${data.classes[image.label]}`);
+  const colours = { rank: ", coloured by rank", value: ", coloured by value", none: "" };
+  element("map-caption").textContent = nameOf(shown) + colours[element("colour").value];
+  element("map").setAttribute("aria-label", `${nameOf(shown)} of ${data.classes[image.label]}: arrow keys move over the patches`);
   element("roles").setAttribute("aria-label", `Roles: ${keep} patches kept, ${merge} merged, ${compress} compressed`);
   element("roles-caption").replaceChildren(
     ...[["keep", keep], ["merge", merge], ["compress", compress]].flatMap(([role, count]) => [
@@ -168,11 +186,13 @@ function describe(assigned) {
   element("merge-value").textContent = `${(100 * view.budget.merge).toFixed(0)} %, ${merge}`;
   const counted = element("counts");
   Object.assign(counted.dataset, { keep, merge, compress, tokens: assigned.tokens });
-  element("roles").dataset.roles = assigned.role.join("");
-  counted.textContent =
-    `${patches} patches become ${assigned.tokens} tokens, ${data.geometry.prefix + assigned.tokens} with CLS and the like: ` +
+  const leaders = [...assigned.leaders].sort((a, b) => a[0] - b[0]).map(([, patch]) => patch);
+  Object.assign(element("roles").dataset, { roles: assigned.role.join(""), leaders: leaders.join(" ") });
+  const text =
+    `${patches} patches become ${assigned.tokens} tokens, ${data.geometry.prefix + assigned.tokens} with the prefix: ` +
     `${blockCost(assigned.tokens).toFixed(3)} of the blocks' arithmetic.` +
     (ownBudget() ? "" : " Arrows are drawn at the run's own budget only.");
+  if (counted.textContent !== text) counted.textContent = text;
   drawAnswers();
   for (const button of document.querySelectorAll(".strip button")) {
     button.setAttribute("aria-pressed", String(button.dataset.map === JSON.stringify(shown)));
@@ -236,7 +256,13 @@ function walk(event) {
   const [rows, columns] = data.grid;
   const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
   if (!move) return;
-  const at = view.patch?.at ?? 0;
+  if (modified(event)) return;
+  const at = view.patch?.at ?? -1;
+  if (at < 0) {
+    focusPatch(0, event.target);
+    event.preventDefault();
+    return;
+  }
   const row = Math.min(Math.max(Math.floor(at / columns) + move[0], 0), rows - 1);
   const column = Math.min(Math.max((at % columns) + move[1], 0), columns - 1);
   focusPatch(row * columns + column, event.target);
@@ -270,12 +296,15 @@ function describePatch(assigned) {
     ["× idf", idf.toFixed(3)],
     ["= TF-IDF of its word", (contrast * support * idf).toFixed(4)],
   ];
+  if (view.shown.kind !== "score" && frame === frameOf(view.shown)) {
+    const value = mapOf(view.shown)[at];
+    lines.push(["in this map", value < 0 ? "not covered" : value.toFixed(2)]);
+  }
   if (frame === 0) {
-    const attention = view.row.replace(/^redi_/, "");
-    lines.push(["TF-IDF, all views", found.scores.tfidf[at].toFixed(4)]);
-    if (attention !== view.row) lines.push([titleOf(attention), found.scores[attention][at].toFixed(4)]);
+    const product = view.row.startsWith("redi_");
+    const local = product ? view.row.slice("redi_".length) : ["tfidf", "random"].includes(view.row) ? "mass" : view.row;
+    for (const row of new Set(["tfidf", local, view.row])) lines.push([titleOf(row), found.scores[row][at].toFixed(4)]);
     lines.push(
-      [titleOf(view.row), found.scores[view.row][at].toFixed(4)],
       ["rank", `${assigned.rank[at] + 1} of ${patches}`],
       ["role", ROLES[assigned.role[at]]],
     );
@@ -285,12 +314,11 @@ function describePatch(assigned) {
       lines.push(["summary cell", `${cell + 1}, placed at ${placeName(assigned.leaders.get(cell))}`]);
     }
   }
-  const strip = make("img", { className: "thumbs", src: jpeg(data.vocabulary.strips[word]), alt: `Typical patches of word ${word}`, width: data.vocabulary.strip[0], height: data.vocabulary.strip[1] });
   const link = make("button", { type: "button", textContent: `visual word ${word}` });
   link.addEventListener("click", () => openWord(word));
   place.replaceChildren(
     make("div", {}, `Row ${Math.floor(at / columns) + 1}, column ${(at % columns) + 1} `, link),
-    strip,
+    thumbs(word),
     make("dl", {}, ...lines.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })])),
   );
 }
