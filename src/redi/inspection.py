@@ -236,6 +236,6 @@ def _class_number(wanted: str, folders: Sequence[str], titles: Sequence[str]) ->
         found = [k for k, name in enumerate(names) if name.casefold() == wanted.casefold()]
         if len(found) == 1:
             return found[0]
-    close = get_close_matches(wanted, [*folders, *titles], n=3, cutoff=0.5)
+    close = get_close_matches(wanted, list(dict.fromkeys([*folders, *titles])), n=3, cutoff=0.5)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
     raise ConfigError(f"The run has no class {wanted!r}.{hint}")
