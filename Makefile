@@ -2,6 +2,7 @@
 # make demo   set everything up and run the main job on the embedded default
 # make test-matrix  backbones and loading with the oldest and the newest transformers and timm
 # make bench  the speed ratios of benchmarks/README.md
+# make browser  Chromium for the tests of the report's page, where there is none
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,7 +12,7 @@ STAMP  := $(VENV)/.installed
 MATRIX_TESTS := tests/test_backbone.py tests/test_loading.py tests/test_progressive.py \
 	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py
 
-.PHONY: setup lint types test test-matrix demo format bench clean
+.PHONY: setup lint types browser test test-matrix demo format bench clean
 
 setup: $(STAMP)
 
@@ -36,7 +37,17 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test: lint types
+browser:
+	@for name in chromium chromium-browser google-chrome; do \
+	  command -v $$name >/dev/null && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; \
+	else \
+	  echo "No Chromium and no right to install it: tests of the report's page will be skipped."; \
+	fi
+
+test: lint types browser
 	$(BIN)/python -m pytest
 
 # One environment for each end of the supported ranges.

@@ -1,4 +1,4 @@
-"""Train the demo's backbone from nothing and write `src/redi/demo/backbone/`.
+"""Train the demo's backbone from nothing and write `src/redi/demo/demo-vit/`.
 
     python scripts/train_demo_backbone.py
 
@@ -49,7 +49,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = SceneConfig().side
 OWNER_STRIDE = 4  # the owner map is kept at every fourth pixel: sixteen samples a patch
 MAX_OBJECTS = SceneConfig().distractors[1] + 1
-BACKBONE = Path(__file__).parents[1] / "src" / "redi" / "demo" / "backbone"
+BACKBONE = Path(__file__).parents[1] / "src" / "redi" / "demo" / "demo-vit"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import timm_import  # noqa: F401 - before anything that imports torchvision
 
 # isort: split
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,15 @@ import torch
 
 from families import CHECKPOINTS, save_checkpoint
 from redi.backbone import Backbone, load_backbone
+from redi.compare.run import compare
+from redi.compare.studies import Request
+from redi.config import saved_config
+from redi.pipeline import execute
+from small_run import small_config, write_images
 
+#: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.
+HOSTILE_CLASS = "<"
+HOSTILE_FOLDER = "script><img src=x onerror=document.title='taken over'>"
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -49,3 +59,30 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("needs the real images and weights in ../shared")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def seen_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with both classifiers, all 20 images in its explorer, a few compared rows and a
+    class whose images lie under a hostile path. Not to be written to: copy it."""
+    folder = tmp_path_factory.mktemp("seen")
+    write_images(folder)
+    for split in ("train", "val"):
+        nested = folder / split / HOSTILE_CLASS / HOSTILE_FOLDER
+        nested.mkdir(parents=True)
+        for file in sorted((folder / split / "amber").iterdir()):
+            shutil.move(file, nested / file.name)
+        (folder / split / "amber").rmdir()
+    save_checkpoint("dinov2_registers_head", folder / "backbone")
+    (folder / "map.tsv").write_text(f"{HOSTILE_CLASS}\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    config = small_config(folder, folder / "run", words=80)
+    config = replace(
+        config,
+        classifier="both",
+        class_map=str(folder / "map.tsv"),
+        analysis=replace(config.analysis, sample=24, typical=3),
+    )
+    execute(config)
+    request = Request(scorers=["mass"], reducers=["prune"], keeps=[0.25, 0.5, 0.75])
+    compare(saved_config(folder / "run"), [], request)
+    return folder / "run"

@@ -14,9 +14,9 @@ import torch
 from families import save_checkpoint
 from redi import artifacts, passes
 from redi.compare.records import read_bundle
-from redi.compare.run import compare, configuration
+from redi.compare.run import compare
 from redi.compare.studies import STUDIES, Bench, Request, grid
-from redi.config import VocabularyConfig
+from redi.config import VocabularyConfig, saved_config
 from redi.corpus import LABEL_SOURCES
 from redi.equal import Geometry
 from redi.errors import ConfigError, ImageError, InvalidInput
@@ -24,7 +24,8 @@ from redi.images import FolderImages
 from redi.pipeline import execute, open_run
 from redi.records import read_results
 from redi.reduction import Budget
-from redi.report.compare import comparison_sheet, publish, to_markdown
+from redi.report.compare import comparison_sheet, publish
+from redi.report.sheets import to_markdown
 from redi.run import SCORES
 from redi.stages import evaluate
 from redi.stages.evaluate import score_maps
@@ -98,7 +99,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(folder: Path, studies: tuple[str, ...] = (), **request: Any) -> Any:
-    return compare(configuration(folder), studies, Request(**request) if request else None)
+    return compare(saved_config(folder), studies, Request(**request) if request else None)
 
 
 def test_every_study_runs_and_its_rows_are_in_the_results(folder: Path) -> None:
@@ -127,13 +128,13 @@ def test_every_study_runs_and_its_rows_are_in_the_results(folder: Path) -> None:
     assert read_bundle(folder) == bundle
     for path in publish(folder, bundle):
         assert path.stat().st_size > 0
-    execute(configuration(folder))
+    execute(saved_config(folder))
     assert [row.name for row in read_results(folder).rows] == names, "a further run keeps them"
 
 
 def test_a_row_of_the_bench_equals_the_runs_own(folder: Path) -> None:
     """The product for the true class, put together from words and tables, is the score stage's."""
-    with open_run(configuration(folder)) as run:
+    with open_run(saved_config(folder)) as run:
         maps = score_maps(run)
         for name in ("tfidf", "redi_mass"):
             stored = run.load(f"scores/{name}")["scores"].float()
@@ -147,7 +148,7 @@ def test_a_row_of_the_bench_equals_the_runs_own(folder: Path) -> None:
 
 
 def test_label_sources_see_what_they_say(folder: Path) -> None:
-    with open_run(configuration(folder)) as run:
+    with open_run(saved_config(folder)) as run:
         maps = score_maps(run)
         found = {source: maps.map(Variant("tfidf", source), "probe") for source in LABEL_SOURCES}
         labels = run.load("scores/dense")["labels"]
@@ -190,12 +191,12 @@ def test_a_users_scorer_and_reducers_need_no_change_in_the_package(
         ("redi_contrast", "gt"),
         ("redi_contrast", "predicted"),
     }
-    with open_run(configuration(folder)) as run:
+    with open_run(saved_config(folder)) as run:
         by_hand = run.load("scores/contrast")["scores"]
     assert by_hand.shape == (20, 196)
     assert by_hand.amax(dim=1).tolist() == [1.0] * 20
     names = {row.name for row in rows}
-    execute(configuration(folder))
+    execute(saved_config(folder))
     kept = {row.name for row in read_results(folder).rows}
     assert names <= kept, "rows of a user's file stay without the file being read"
 
@@ -297,7 +298,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
 
 
 def test_against_a_chosen_row(folder: Path) -> None:
-    config = configuration(folder)
+    config = saved_config(folder)
     bundle = compare(config, (), Request(scorers=["mass", "random"]), against="random")
     assert bundle is not None
     entry = bundle.comparisons[0]
@@ -335,7 +336,7 @@ def test_markdown_keeps_the_columns(folder: Path) -> None:
     bundle = ask(folder, scorers=["mass"], reducers=["prune"])
     entry = bundle.comparisons[0]
     sheet = comparison_sheet(entry, read_results(folder).notes["vocabulary"])
-    lines = [line for line in to_markdown([sheet]).splitlines() if line.startswith("|")]
+    lines = [line for line in to_markdown(sheet).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert "Incoming mass, prune" in lines[2]
 
@@ -408,7 +409,7 @@ def test_comparisons_whose_rows_have_changed_are_dropped(folder: Path) -> None:
     ask(folder, scorers=["mass"], reducers=["prune"])
     ask(folder, scorers=["mass"], reducers=["fuse"])
     assert len(read_bundle(folder).comparisons) == 2, "an earlier comparison stays"
-    config = replace(configuration(folder), seed=1)
+    config = replace(saved_config(folder), seed=1)
     execute(config)
     compare(config, (), Request(scorers=["mass"], reducers=["pool"]))
     (entry,) = read_bundle(folder).comparisons

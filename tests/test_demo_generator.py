@@ -23,7 +23,7 @@ from redi.demo.generator import (
 from redi.demo.scene import ObjectClass, SceneConfig, render
 from redi.demo.shapes import SHAPES, reach, silhouette
 
-BACKBONE = Path(redi.demo.generator.__file__).parent / "backbone"
+BACKBONE = Path(redi.demo.generator.__file__).parent / "demo-vit"
 
 
 def _pixels(seed: int, index: int) -> np.ndarray:

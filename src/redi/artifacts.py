@@ -51,6 +51,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, manifest
 
 
+def load_named(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An artefact of a run folder; where it is missing, what to do."""
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        raise ArtifactError(f"There is no {name} in {folder}: finish `redi run` first.")
+    return load(path)
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest alone, without reading the tensors; None where there is no file."""
     if not path.exists():

@@ -45,6 +45,28 @@ def head_classes(
     return list(range(len(head))), "by sorted order: the names differ and the counts agree"
 
 
+def class_titles(
+    folders: Sequence[str], head: Sequence[str], columns: Sequence[int], names: Path | None
+) -> list[str]:
+    """What to call the classes: by a file of names, by the names of the checkpoint's head, or by
+    their folders."""
+    if names is None:
+        return [head[column] for column in columns] if columns else list(folders)
+    try:
+        lines = [line for line in names.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{names} cannot be read: {error}.") from None
+    pairs = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    if len(pairs) == len(lines):
+        return [pairs.get(folder, folder) for folder in folders]
+    if pairs or len(lines) != len(folders):
+        raise ConfigError(
+            f"{names} must have a line `folder<TAB>name` for each class, or a name for each of the "
+            f"{len(folders)} classes in the order of their folders; it has {len(lines)} lines."
+        )
+    return lines
+
+
 def _names(head: Sequence[str]) -> list[dict[str, list[int]]]:
     """Classes by their exact name, by it but for case, and by its comma-separated parts."""
     exact, plain, parts = (defaultdict[str, list[int]](list) for _ in range(3))

@@ -147,6 +147,7 @@ def _execute(config: Any, until: str, dry_run: bool) -> None:
 
         print_tables(results)
         typer.echo(f"results: {Path(config.out) / 'results.json'}")
+        typer.echo(f"Next: redi report {config.out}, redi compare {config.out}")
 
 
 app.command(
@@ -233,13 +234,12 @@ def compare(
     curves.png into the run folder and adds its rows to results.json.
     """
     from redi.compare.run import compare as measure
-    from redi.compare.run import configuration
     from redi.compare.studies import STUDIES, Request
-    from redi.config import overlay
+    from redi.config import overlay, saved_config
     from redi.errors import ConfigError
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
-    config = overlay(configuration(run), _given({"runtime": runtime}), "options").checked()
+    config = overlay(saved_config(run), _given({"runtime": runtime}), "options").checked()
     asked = {
         "scorers": scorer,
         "labels": labels,
@@ -326,6 +326,90 @@ def bench(
     typer.echo(f"records: {out}")
 
 
+Names = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with readable names of the classes: a line each, or `folder<TAB>name` lines."
+    ),
+]
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")],
+    names: Names = None,
+) -> None:
+    """One page with the result, its tables and curves, the images and the visual words.
+
+    Written to RUN/report/index.html from the records of the run, in seconds, without a model. It
+    opens from disk and asks the network for nothing. Example: `redi report runs/demo`
+    """
+    from redi.report.build import build_report
+
+    typer.echo(f"report: {build_report(run, names)}")
+
+
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")],
+    image: Annotated[
+        int | None, typer.Option(help="Index of Figure 1's image, as in the report's links.")
+    ] = None,
+    score: Annotated[str, typer.Option(help="The product that Figure 1 shows.")] = "redi_mass",
+    names: Names = None,
+) -> None:
+    """The paper's two figures and three tables for this run: PDF, PNG, LaTeX, Markdown.
+
+    Written to RUN/figures. Example: `redi figures runs/demo`
+    """
+    from redi.report.figures import write_figures
+
+    for path in write_figures(run, image, score, names):
+        typer.echo(f"written: {path}")
+
+
+@app.command()
+def inspect(
+    image: Annotated[Path, typer.Argument(help="Any picture.", metavar="IMAGE")],
+    run: Annotated[
+        Path | None, typer.Option(help="A run folder: its corpus, backbone and classifier.")
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Or a checkpoint alone: attention scores without a corpus.")
+    ] = "",
+    class_: Annotated[
+        str,
+        typer.Option("--class", help="Whose TF-IDF to look up; the predicted class without it."),
+    ] = "",
+    score: Annotated[str, typer.Option(help="The product to show (redi_mass).")] = "",
+    out: Annotated[Path | None, typer.Option(help="The picture (IMAGE-redi.png here).")] = None,
+    names: Names = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Which patches of one image matter, as a picture and a short table.
+
+    Examples: `redi inspect cat.jpg --run runs/vitb16`, `redi inspect cat.jpg --run runs/vitb16
+    --class "tabby cat"`, `redi inspect cat.jpg --backbone facebook/dinov2-small`.
+    """
+    from redi.errors import ConfigError
+    from redi.inspection import inspect_alone, inspect_in_run
+    from redi.report.inspection import print_inspection, write_picture
+    from redi.run import MAIN_ROW, PRODUCTS
+
+    if (run is None) == (not backbone):
+        raise ConfigError("Give either --run RUN or --backbone NAME.")
+    if score and score not in PRODUCTS:
+        raise ConfigError(f"--score is a product, {', '.join(PRODUCTS)}, not {score!r}.")
+    if run is None:
+        if class_ or names or score:
+            raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")
+        found = inspect_alone(image, backbone, device)
+    else:
+        found = inspect_in_run(image, run, class_, device, names)
+    print_inspection(found, score or MAIN_ROW)
+    typer.echo(f"picture: {write_picture(found, score or MAIN_ROW, out)}")
+
+
 @app.command()
 def diagnose(
     backbone: Annotated[
@@ -400,9 +484,11 @@ def cost(
 
     from redi.cost import cost_table
     from redi.reduction import Budget
+    from redi.report.sheets import print_sheet
     from redi.report.tables import table3
 
-    Console().print(table3(cost_table(patches, prefix, width, Budget(keep, merge, cells))))
+    costs = cost_table(patches, prefix, width, Budget(keep, merge, cells))
+    print_sheet(table3(costs), Console())
 
 
 def main() -> None:

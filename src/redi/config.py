@@ -38,7 +38,7 @@ class ProbeConfig:
 @dataclass(frozen=True)
 class AnalysisConfig:
     n_words: int = 512  # words of figure 2's own codebooks
-    sample: int = 60  # validation images in the explorer
+    sample: int = 96  # validation images in the explorer
     typical: int = 6  # thumbnails a visual word
 
 
@@ -107,6 +107,16 @@ def read_config(path: Path) -> RunConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
     return overlay(RunConfig(), content, str(path))
+
+
+def saved_config(folder: Path) -> RunConfig:
+    """Of a run folder; the folder itself may have been moved."""
+    path = folder / "config.toml"
+    if not path.exists():
+        raise ConfigError(
+            f"{folder} is not a run folder: it has no config.toml. Use `redi run` first."
+        )
+    return replace(read_config(path), out=str(folder))
 
 
 def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:

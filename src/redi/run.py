@@ -26,6 +26,8 @@ FORMAT = 1
 
 ATTENTION_SCORES = ("mass", "rollout", "cls_max", "cls_mean")
 PRODUCTS = tuple(f"redi_{name}" for name in ATTENTION_SCORES)
+#: The paper's headline: REDI with incoming attention mass.
+MAIN_ROW = "redi_mass"
 #: Rows of the paper's tables that use the reducer, in the order of results.json.
 SCORES = ("random", "tfidf", *ATTENTION_SCORES, *PRODUCTS)
 

@@ -10,7 +10,7 @@ import torch
 from redi.compare.records import Bundle, merged, write_bundle
 from redi.compare.statistics import rankings, summarise
 from redi.compare.studies import STUDIES, Bench, Request, Study, grid
-from redi.config import RunConfig, read_config
+from redi.config import RunConfig
 from redi.equal import Geometry
 from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import open_run, run_stages
@@ -28,17 +28,6 @@ from redi.stages.evaluate import (
 )
 from redi.stages.scorers import make_scorer_maps
 from redi.variants import PRODUCT_TERMS, Catalogue, Variant, catalogue
-
-
-def configuration(folder: Path) -> RunConfig:
-    """Of a run folder; the folder itself may have been moved."""
-    path = folder / "config.toml"
-    if not path.exists():
-        raise ConfigError(
-            f"{folder} is not a run folder: it has no config.toml. Use `redi run` first."
-        )
-    config = read_config(path)
-    return RunConfig(**{**vars(config), "out": str(folder)})
 
 
 def compare(

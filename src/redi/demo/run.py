@@ -6,7 +6,6 @@ from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from rich.table import Table
 
 from redi import artifacts
 from redi.backbone.loading import load_backbone
@@ -17,7 +16,9 @@ from redi.errors import ArtifactError
 from redi.pipeline import execute
 from redi.progress import say
 from redi.records import Results, write_results
-from redi.report.tables import TITLES, plain_table, print_tables
+from redi.report.build import build_report
+from redi.report.sheets import Sheet, print_sheet
+from redi.report.tables import TITLES, print_tables
 from redi.run import SCORES
 
 TRAIN_PER_CLASS = 60
@@ -40,7 +41,7 @@ def run_demo(out: Path, threads: int = 0) -> Results:
             "Choose another --out."
         ) from None
     config = RunConfig(
-        backbone=str(files("redi.demo") / "backbone"),
+        backbone=str(files("redi.demo") / "demo-vit"),
         train=str(train),
         val=str(val),
         out=str(out),
@@ -51,8 +52,10 @@ def run_demo(out: Path, threads: int = 0) -> Results:
     results = _with_coverage(out, config, masks, results)
     console = Console()
     print_tables(results, console)
-    console.print(_coverage_table(results))
-    say(f"{monotonic() - begin:.0f} s. Open {out / 'results.json'} for every number.")
+    print_sheet(coverage_sheet(results), console)
+    page = build_report(out)
+    say(f"{monotonic() - begin:.0f} s. Every number is in {out / 'results.json'}. Open the report:")
+    say(str(page))
     return results
 
 
@@ -79,10 +82,13 @@ def _with_coverage(out: Path, config: RunConfig, masks: Path, results: Results) 
     return results
 
 
-def _coverage_table(results: Results) -> Table:
-    table = plain_table(
-        "Object kept. Area of the class object that lies in kept patches, %", ("Score", "Area kept")
+def coverage_sheet(results: Results) -> Sheet:
+    return Sheet(
+        "Object kept. Area of the class object that lies in kept patches, %",
+        ("Score", "Area kept"),
+        [
+            [TITLES[name], f"{value:.1f}"]
+            for name, value in results.notes["object_coverage"].items()
+        ],
+        [],
     )
-    for name, value in results.notes["object_coverage"].items():
-        table.add_row(TITLES[name], f"{value:.1f}")
-    return table

@@ -4,7 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from redi.bench.records import BenchResult, Overhead, Timing
-from redi.report.tables import plain_table
+from redi.report.sheets import plain_table
 
 PRECISION = {"fp32": "FP32", "bf16": "BF16"}
 MODE = {"eager": "eager SDPA", "compile": "torch.compile"}

@@ -1,7 +1,6 @@
 """Comparisons as tables, in the terminal and in Markdown, and as curves of accuracy against cost."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from redi.compare.records import Bundle, Comparison, Line, Rankings, read_bundle
 from redi.corpus import LABEL_SOURCES
 from redi.records import Results, Row, read_results
 from redi.reduction import OPERATOR
-from redi.report.tables import ORACLE, TITLES, plain_table
+from redi.report.sheets import Sheet, print_sheet, to_markdown
+from redi.report.tables import ORACLE, TITLES
 from redi.variants import PRODUCT_TERMS
 
 #: Names of scores beyond the paper's.
@@ -32,21 +32,13 @@ FURTHER = {
 MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
 WIDE = ("Tokens", "95 %", "ρ")
+#: What a curve's line says: dashed an oracle, dotted a score that needs a dense pass.
+LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
 CORRECTED = (
     "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
     "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
     "Cost: matrix products relative to dense, without making the scores."
 )
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table before it is drawn."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[list[str]]
-    notes: list[str]
 
 
 def score_title(scorer: str) -> str:
@@ -196,30 +188,7 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
         if len(sheet.columns) > MOST_COLUMNS:
             console.print(f"{sheet.title}: too wide for a terminal, see compare.md.\n")
             continue
-        shown = [k for k, name in enumerate(sheet.columns) if name not in WIDE]
-        table = plain_table(sheet.title, tuple(sheet.columns[k] for k in shown))
-        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-        for row in sheet.rows:
-            table.add_row(*(escape(row[k]) for k in shown))
-        console.print(table)
-        for note in sheet.notes:
-            console.print(escape(note))
-        console.print()
-
-
-def to_markdown(all_sheets: Sequence[Sheet]) -> str:
-    lines = [ORACLE, ""]
-    for sheet in all_sheets:
-        lines += [f"### {sheet.title}", "", *(f"{note}  " for note in sheet.notes), ""]
-        lines.append("| " + " | ".join(sheet.columns) + " |")
-        lines.append("|" + "---|" * len(sheet.columns))
-        lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in sheet.rows]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+        print_sheet(sheet, console, hidden=WIDE)
 
 
 def publish(folder: Path, bundle: Bundle) -> list[Path]:
@@ -227,7 +196,8 @@ def publish(folder: Path, bundle: Bundle) -> list[Path]:
     results = read_results(folder)
     print_sheets(sheets(bundle, results))
     everything = sheets(read_bundle(folder), results)
-    artifacts.write_text(folder / "compare.md", to_markdown(everything))
+    text = "\n".join([ORACLE, "", *map(to_markdown, everything)])
+    artifacts.write_text(folder / "compare.md", text)
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, folder / "curves.png"):
         written.append(folder / "curves.png")
@@ -242,7 +212,7 @@ def draw_curves(results: Results, path: Path) -> bool:
     from matplotlib.figure import Figure
 
     names = results.classifiers
-    curves = {name: _curves(results, name) for name in names}
+    curves = {name: curves_of(results, name) for name in names}
     if not any(curves.values()):
         return False
     figure = Figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
@@ -258,7 +228,7 @@ def draw_curves(results: Results, path: Path) -> bool:
                 marker="osD^v<>ph*"[number % 10],
                 markersize=4,
                 linewidth=1.4,
-                linestyle=_style(points[0]),
+                linestyle=LINES[line_style(points[0])],
                 label=name,
                 color=f"C{number % 10}",
             )
@@ -288,7 +258,7 @@ def draw_curves(results: Results, path: Path) -> bool:
     return True
 
 
-def _curves(results: Results, classifier: str) -> dict[str, list[Row]]:
+def curves_of(results: Results, classifier: str) -> dict[str, list[Row]]:
     """Rows of three costs or more, cheapest first, by what they have in common."""
     curves: dict[str, list[Row]] = {}
     for row in results.rows:
@@ -311,10 +281,10 @@ def _usual(row: Row) -> bool:
     return half and settings and (row.budget["cells"], row.budget["spatial"]) == (2, 0.3)
 
 
-def _style(row: Row) -> str:
+def line_style(row: Row) -> str:
     if row.labels == "gt":
-        return "--"
-    return ":" if row.scorer else "-"
+        return "dashed"
+    return "dotted" if row.scorer else "solid"
 
 
 def _curve_name(row: Row) -> str:

@@ -3,85 +3,77 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from redi import artifacts
 from redi.diagnose import Diagnosis, DiagnosisRow
-from redi.report.tables import ORACLE, TITLES, plain_table
+from redi.report.sheets import Sheet, print_sheet, to_markdown
+from redi.report.tables import ORACLE, TITLES
 
-NATIVE = "native: the checkpoint's own head. probe: a linear classifier on its dense features."
-CORRECTED = (
-    "Δ: points against dense; gain: REDI against attention alone. p: exact McNemar tests, corrected "
-    "by Holm's method over the rows of the table."
+COLUMNS = (
+    "Backbone, classifier, score",
+    "Tokens",
+    "Dense",
+    "Attention",
+    "Δ attention",
+    "p attention",
+    "REDI",
+    "Δ REDI",
+    "95 % of Δ",
+    "p REDI",
+    "Gain",
+    "95 % of gain",
+    "p gain",
+)
+#: Columns that a terminal of 80 characters has no room for; diagnose.md has them.
+WIDE = ("Tokens", "Δ attention", "p attention", "95 % of Δ", "95 % of gain")
+NOTES = (
+    "native: the checkpoint's own head. probe: a linear classifier on its dense features.",
+    "Δ: points against dense; gain: REDI against attention alone. p: exact McNemar tests, corrected by "
+    "Holm's method over the rows of the table.",
+    ORACLE.replace("[gt]", "REDI"),
 )
 
 
 def publish(folder: Path, diagnosis: Diagnosis, console: Console | None = None) -> Path:
     """Print the table and write diagnose.md beside the runs."""
-    console = console or Console()
-    table = plain_table(
-        "Diagnostics across backbones, Top-1, %",
-        ("Backbone, classifier", "Dense", "Attention", "REDI", "Δ", "p", "Gain", "p"),
-    )
-    for number, row in enumerate(diagnosis.rows):
-        if number == 0 or _group(row) != _group(diagnosis.rows[number - 1]):
-            table.add_row(escape(_group(row)), f"{row.dense:.2f}")
-        table.add_row(
-            f"  {TITLES[row.score]}",
-            "",
-            f"{row.attention:.2f}",
-            f"{row.hybrid:.2f}",
-            f"{row.hybrid_delta:+.2f}",
-            f"{row.hybrid_p:.1g}",
-            f"{row.gain:+.2f}",
-            f"{row.gain_p:.1g}",
-        )
-    console.print(table)
-    for line in (NATIVE, CORRECTED, ORACLE.replace("[gt]", "REDI")):
-        console.print(line, markup=False, highlight=False)
+    sheet = diagnosis_sheet(diagnosis)
+    print_sheet(sheet, console or Console(), hidden=WIDE)
     path = folder / "diagnose.md"
-    artifacts.write_text(path, to_markdown(diagnosis))
+    sources = [f"- {name}: `{source}`" for name, source in diagnosis.backbones.items()]
+    artifacts.write_text(path, "\n".join([to_markdown(sheet), *sources, ""]))
     return path
 
 
-def to_markdown(diagnosis: Diagnosis) -> str:
+def diagnosis_sheet(diagnosis: Diagnosis) -> Sheet:
     data = diagnosis.data
-    lines = [
-        "# Diagnostics across backbones",
-        "",
+    counted = (
         f"{data['train_images']} training and {data['val_images']} validation images of "
-        f"{data['classes']} classes, seed {data['seed']}.",
-        f"{NATIVE} {CORRECTED} {ORACLE.replace('[gt]', 'REDI')}",
-        "",
-        "| Backbone | Classifier | Score | Tokens | Dense | Attention | Δ | p | REDI | Δ | 95 % of Δ "
-        "| p | Gain | 95 % of gain | p |",
-        "|---|---|---|" + "---:|" * 12,
+        f"{data['classes']} classes, seed {data['seed']}."
+    )
+    return Sheet(
+        "Diagnostics across backbones, Top-1, %",
+        COLUMNS,
+        [_cells(row) for row in diagnosis.rows],
+        [counted, *NOTES],
+    )
+
+
+def _cells(row: DiagnosisRow) -> list[str]:
+    return [
+        f"{row.backbone}, {row.classifier}, {TITLES[row.score]}",
+        f"{row.tokens[0]} → {row.tokens[1]}",
+        f"{row.dense:.2f}",
+        f"{row.attention:.2f}",
+        f"{row.attention_delta:+.2f}",
+        f"{row.attention_p:.1g}",
+        f"{row.hybrid:.2f}",
+        f"{row.hybrid_delta:+.2f}",
+        _interval(row.hybrid_interval),
+        f"{row.hybrid_p:.1g}",
+        f"{row.gain:+.2f}",
+        _interval(row.gain_interval),
+        f"{row.gain_p:.1g}",
     ]
-    for row in diagnosis.rows:
-        cells = (
-            row.backbone,
-            row.classifier,
-            TITLES[row.score],
-            f"{row.tokens[0]} → {row.tokens[1]}",
-            f"{row.dense:.2f}",
-            f"{row.attention:.2f}",
-            f"{row.attention_delta:+.2f}",
-            f"{row.attention_p:.1g}",
-            f"{row.hybrid:.2f}",
-            f"{row.hybrid_delta:+.2f}",
-            _interval(row.hybrid_interval),
-            f"{row.hybrid_p:.1g}",
-            f"{row.gain:+.2f}",
-            _interval(row.gain_interval),
-            f"{row.gain_p:.1g}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *(f"- {name}: `{source}`" for name, source in diagnosis.backbones.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _group(row: DiagnosisRow) -> str:
-    return f"{row.backbone}, {row.classifier}"
 
 
 def _interval(interval: tuple[float, float]) -> str:

@@ -1,12 +1,11 @@
-"""The paper's Tables 1, 2 and 3 for a run, in the terminal."""
+"""The paper's Tables 1, 2 and 3 for a run."""
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
+from rich.console import Console
 
 from redi.cost import CostRow
 from redi.records import Results, Row
+from redi.report.sheets import Sheet, print_sheet
+from redi.run import MAIN_ROW
 
 TITLES = {
     "dense": "Dense baseline",
@@ -26,72 +25,66 @@ ORACLE = "[gt] rows look up the true class of each image: an oracle, not a metho
 
 def print_tables(results: Results, console: Console | None = None) -> None:
     console = console or Console()
+    for sheet in paper_tables(results).values():
+        print_sheet(sheet, console)
+
+
+def paper_tables(results: Results) -> dict[str, Sheet]:
+    """Tables 1 and 2 for each classifier, and Table 3."""
+    found = {}
     for classifier in results.classifiers:
-        console.print(table1(results, classifier))
-        console.print(table2(results, classifier))
-    console.print(table3(results.costs))
+        found[f"table1-{classifier}"] = table1(results, classifier)
+        found[f"table2-{classifier}"] = table2(results, classifier)
+    return {**found, "table3": table3(results.costs)}
 
 
-def table1(results: Results, classifier: str) -> RenderableType:
-    table = plain_table(
-        f"Table 1. Accuracy of the {classifier} classifier, %",
-        ("Configuration", "Tokens", "Top-1", "Δ dense", "95 % of Δ", "p", "Top-5"),
-    )
-    for row in results.rows:
-        if row.classifier == classifier and row.name in TITLES:
-            table.add_row(*_cells(row), style="bold" if row.name == "redi_mass" else "")
+def table1(results: Results, classifier: str) -> Sheet:
+    rows = [row for row in results.rows if row.classifier == classifier and row.name in TITLES]
     dense = results.row("dense", classifier)
     low, high = dense.top1_interval
-    return Group(
-        table,
-        f"{dense.images} images; dense Top-1 within {low:.1f} to {high:.1f} (95 %).",
-        escape(f"{ORACLE}\n"),
+    return Sheet(
+        f"Table 1. Accuracy of the {classifier} classifier, %",
+        ("Configuration", "Tokens", "Top-1", "Δ dense", "95 % of Δ", "p", "Top-5"),
+        [_cells(row) for row in rows],
+        [f"{dense.images} images; dense Top-1 within {low:.1f} to {high:.1f} (95 %).", ORACLE],
+        strong=[row.name for row in rows].index(MAIN_ROW),
     )
 
 
 def _cells(row: Row) -> list[str]:
-    title = TITLES.get(row.name, row.name) + (f" [{row.labels}]" if row.labels else "")
+    title = TITLES[row.name] + (f" [{row.labels}]" if row.labels else "")
     cells = [title, str(row.tokens), f"{row.top1:.2f}"]
     if row.name == "dense":
-        return [escape(cell) for cell in [*cells, "", "", "", f"{row.top5:.2f}"]]
+        return [*cells, "", "", "", f"{row.top5:.2f}"]
     low, high = row.delta_interval
     cells += [f"{row.delta_dense:+.2f}", f"{low:+.1f} {high:+.1f}", f"{row.p_value:.1g}"]
-    return [escape(cell) for cell in [*cells, f"{row.top5:.2f}"]]
+    return [*cells, f"{row.top5:.2f}"]
 
 
-def table2(results: Results, classifier: str) -> RenderableType:
+def table2(results: Results, classifier: str) -> Sheet:
     """Gain: Top-1 of the REDI product minus that of its attention score alone."""
-    table = plain_table(
-        f"Table 2. Attention score alone and as a product, {classifier}, %",
-        ("Attention score", "Attention Top-1", "REDI Top-1", "Gain", "REDI Top-5"),
-    )
+    rows = []
     for name in results.notes["attention_scores"]:
         alone = results.row(name, classifier)
         product = results.row(f"redi_{name}", classifier)
-        table.add_row(
-            TITLES[name],
-            f"{alone.top1:.2f}",
-            f"{product.top1:.2f}",
-            f"{product.top1 - alone.top1:+.2f}",
-            f"{product.top5:.2f}",
-        )
-    return Group(table, "")
-
-
-def table3(costs: list[CostRow]) -> RenderableType:
-    table = plain_table(
-        "Table 3. Analytic sequence and compute", ("Quantity", "Dense", "Reduced", "Reduction")
+        numbers = [alone.top1, product.top1, product.top1 - alone.top1, product.top5]
+        forms = [".2f", ".2f", "+.2f", ".2f"]
+        rows.append([TITLES[name], *map(format, numbers, forms)])
+    return Sheet(
+        f"Table 2. Attention score alone and as a product, {classifier}, %",
+        ("Attention score", "Attention Top-1", "REDI Top-1", "Gain", "REDI Top-5"),
+        rows,
+        [],
     )
-    for row in costs:
-        table.add_row(
-            row.quantity, f"{row.dense:g}", f"{row.reduced:.5g}", f"{row.reduction:.1f} %"
-        )
-    return Group(table, "Excludes score construction, reduction overhead and hardware effects.\n")
 
 
-def plain_table(title: str, columns: tuple[str, ...]) -> Table:
-    """First column left, numbers right; narrow enough for 80 characters."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
+def table3(costs: list[CostRow]) -> Sheet:
+    return Sheet(
+        "Table 3. Analytic sequence and compute",
+        ("Quantity", "Dense", "Reduced", "Reduction"),
+        [
+            [row.quantity, f"{row.dense:g}", f"{row.reduced:.5g}", f"{row.reduction:.1f} %"]
+            for row in costs
+        ],
+        ["Excludes score construction, reduction overhead and hardware effects."],
+    )

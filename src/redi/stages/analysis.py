@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor
 
 from redi import artifacts
+from redi.equal import Geometry
 from redi.evaluate import hits
 from redi.loader import Batch
 from redi.passes import Pass
 from redi.reduction import reduce
-from redi.run import SCORES, Run
-from redi.stages.evaluate import classifiers, evaluate_done, prediction_name
+from redi.run import MAIN_ROW, SCORES, Run
+from redi.stages.evaluate import classifiers, evaluate_done, native_classes, prediction_name
 
 #: Side of a thumbnail of a typical patch, in pixels of the reference crop: the patch and half of
 #: its neighbours, so that one sees what it is part of.
 THUMBNAIL = 32
-MAIN_ROW = "redi_mass"
 
 
 def analysis_key(run: Run) -> dict[str, Any]:
@@ -39,7 +39,13 @@ def analysis_key(run: Run) -> dict[str, Any]:
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
         budget=asdict(run.config.budget),
+        columns=_columns(run),
     )
+
+
+def _columns(run: Run) -> list[int]:
+    """The head's class of each folder, where the head is evaluated."""
+    return native_classes(run)[0] if "native" in classifiers(run) else []
 
 
 def analysis_done(run: Run) -> bool:
@@ -74,9 +80,8 @@ def figure2(run: Run) -> dict[str, Tensor]:
 def choose_sample(
     dense_right: Tensor, reduced_right: Tensor, indices: Tensor, size: int
 ) -> list[int]:
-    """Images by what happened to them: rescued, lost, both wrong, both right, in turn until full.
-
-    Within a kind they are spread evenly over the index order.
+    """Images by what happened to them: as many rescued, lost, both wrong and both right, and more of
+    the others where one kind has too few. Within a kind they are spread evenly over the index order.
     """
     kinds = [
         indices[~dense_right & reduced_right],
@@ -85,7 +90,9 @@ def choose_sample(
         indices[dense_right & reduced_right],
     ]
     room, chosen = size, []
-    for remaining, kind in zip(range(len(kinds), 0, -1), kinds, strict=True):
+    # The smallest kind first, so that what it leaves over goes to the others.
+    smallest = sorted(kinds, key=len)
+    for remaining, kind in zip(range(len(kinds), 0, -1), smallest, strict=True):
         take = min(len(kind), -(-room // remaining))
         places = [at * len(kind) // take for at in range(take)]
         chosen += kind[places].tolist()
@@ -94,13 +101,15 @@ def choose_sample(
 
 
 def _explorer(run: Run, key: artifacts.Key) -> None:
-    """Crops of the four views, and where each patch of the sample goes under every score."""
+    """Of every image of the sample: its four views and their words, its scores, and where each of its
+    patches goes under every score. Names of images and classes are in the notes."""
     first = classifiers(run)[0]
     dense, reduced = (run.load(prediction_name(first, row)) for row in ("dense", MAIN_ROW))
     right = [hits(part["top5"], part["labels"])[0] for part in (dense, reduced)]
     sample = choose_sample(right[0], right[1], dense["indices"], run.config.analysis.sample)
     place = {index: at for at, index in enumerate(dense["indices"].tolist())}
     stored = {row: run.load(f"scores/{row}")["scores"] for row in SCORES}
+    words = run.load("scores/words")
     backbone = run.backbone
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
@@ -108,9 +117,11 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
         pixels = backbone.preprocessing.normalise(batch.pixels[:, 0].to(run.device))
         tokens = backbone.embed(pixels)
         rows: dict[str, Tensor] = {"crops": batch.pixels}
+        rows |= {field: words[field][at] for field in ("labels", "words", "boxes", "flips")}
         for row in SCORES:
-            scores = stored[row][at].float().to(run.device)
-            reduction = reduce(tokens.patches, scores, run.config.budget, tokens.grid)
+            scores = rows[f"scores/{row}"] = stored[row][at]
+            patches = tokens.patches
+            reduction = reduce(patches, scores.float(), run.config.budget, tokens.grid)
             rows[f"source/{row}"] = reduction.source.to(torch.int16)
             rows[f"positions/{row}"] = reduction.positions.to(torch.int16)
         return rows
@@ -119,10 +130,20 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
     outcome = run.passes.run(Pass("explorer", dataset, step, indices=sample), key)
     if outcome is not None:
         rows = outcome.rows
-        pictures = [_jpeg(crop) for image in rows.pop("crops") for crop in image]
+        pictures = [to_jpeg(crop) for image in rows.pop("crops") for crop in image]
         packed, offsets = _pack(pictures)
         rows |= {"jpegs": packed, "offsets": offsets, "indices": torch.tensor(outcome.indices)}
-        artifacts.save(run.path("analysis/explorer"), rows, key)
+        artifacts.save(
+            run.path("analysis/explorer"),
+            rows,
+            key,
+            names=[run.validation.image_name(index) for index in outcome.indices],
+            classes=list(run.training.class_names),
+            head=list(backbone.class_names or []) if _columns(run) else [],
+            columns=_columns(run),
+            geometry=asdict(Geometry.of(backbone)),
+            budget=asdict(run.config.budget),
+        )
     run.ranks.wait()
     run.passes.discard("explorer")
 
@@ -165,14 +186,14 @@ def _typical(run: Run, key: artifacts.Key) -> None:
                         row_of[image], wanted[image].index(patch)
                     ]
                     strip[:, :, slot * THUMBNAIL : (slot + 1) * THUMBNAIL] = thumbnail
-            strips.append(_jpeg(strip))
+            strips.append(to_jpeg(strip))
         packed, offsets = _pack(strips)
         artifacts.save(run.path("analysis/typical"), {"jpegs": packed, "offsets": offsets}, key)
     run.ranks.wait()
     run.passes.discard("typical patches")
 
 
-def _jpeg(pixels: Tensor) -> bytes:
+def to_jpeg(pixels: Tensor) -> bytes:
     """A uint8 picture [3, height, width] as JPEG."""
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     file = BytesIO()

@@ -1,0 +1,229 @@
+"""What the report's page holds: records of a run as JSON, arrays as base64. No model is run."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from redi import artifacts
+from redi.evaluate import hits
+from redi.explained import corpus_steps
+from redi.records import Results
+from redi.report.compare import curves_of, line_style
+from redi.report.explorer import Explorer, Packed, telling_image
+from redi.report.tables import TITLES
+from redi.report.words import Figure2, figure2_shares
+from redi.run import MAIN_ROW, SCORES
+from redi.stages.analysis import THUMBNAIL, choose_sample, to_jpeg
+from redi.views import to_bytes
+
+#: Characters of images and words beyond which a page shows fewer images than the sample holds.
+PAGE_CHARACTERS = 14_000_000
+#: Characters of thumbnails beyond which a word shows fewer of them.
+STRIP_CHARACTERS = 5_000_000
+#: Classes named with a word, and words with a class.
+MOST_NAMED = 8
+#: Stands for a patch that a view does not cover, where maps are stored in 8 bits.
+OUTSIDE = 255
+
+
+def content(folder: Path, results: Results, explorer: Explorer) -> dict[str, Any]:
+    classifiers, first = results.classifiers, results.classifiers[0]
+    words = _words(folder, explorer.tfidf)
+    images = [_image(explorer, number, classifiers) for number in range(len(explorer))]
+    shown = fitting(explorer, images, first, PAGE_CHARACTERS - len(json.dumps(words)))
+    return {
+        "grid": explorer.grid,
+        "geometry": explorer.geometry,
+        "budget": vars(explorer.budget),
+        "main": MAIN_ROW,
+        "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],
+        "rows": [{"name": row, "title": TITLES[row] + _mark(results, row)} for row in SCORES],
+        "classifiers": classifiers,
+        "classes": explorer.classes,
+        "titles": {name: _titles(explorer, name, shown) for name in classifiers},
+        "images": [images[number] for number in shown],
+        "factors": {
+            label: {part: _half(explorer.tfidf[part][label]) for part in ("contrast", "support")}
+            for label in sorted({explorer.labels[number] for number in shown})
+        },
+        **words,
+        "figure2": _figure2(figure2_shares(folder)),
+        "curves": [
+            {
+                "classifier": name,
+                "dense": results.row("dense", name).top1,
+                "lines": _lines(results, name),
+            }
+            for name in classifiers
+            if curves_of(results, name)
+        ],
+    }
+
+
+def fitting(
+    explorer: Explorer, images: Sequence[Mapping[str, Any]], classifier: str, room: int
+) -> list[int]:
+    """The sample, or as much of it as fits into so many characters, again by what happened."""
+    total = sum(len(json.dumps(image)) for image in images)
+    if total <= room:
+        return list(range(len(images)))
+    truth = torch.tensor([explorer.own(classifier, label) for label in explorer.labels])
+    right = [
+        torch.tensor([explorer.predictions.top5(classifier, row, k)[0] for k in range(len(truth))])
+        for row in ("dense", MAIN_ROW)
+    ]
+    dense, reduced = (hits(best, truth)[0] for best in right)
+    count = max(int(len(images) * room / total), 4)
+    return choose_sample(dense, reduced, torch.arange(len(truth)), count)
+
+
+def kinds(explorer: Explorer, classifier: str) -> dict[str, int]:
+    """How many images of the whole run ended how, dense against the main row."""
+    parts = [explorer.predictions.all(classifier, row) for row in ("dense", MAIN_ROW)]
+    dense, reduced = (hits(part["top5"], part["labels"])[0] for part in parts)
+    return {
+        "rescued": int((~dense & reduced).sum()),
+        "lost": int((dense & ~reduced).sum()),
+        "both wrong": int((~dense & ~reduced).sum()),
+        "both right": int((dense & reduced).sum()),
+    }
+
+
+def _mark(results: Results, row: str) -> str:
+    labels = results.row(row, results.classifiers[0]).labels
+    return f" [{labels}]" if labels else ""
+
+
+def _titles(explorer: Explorer, classifier: str, shown: Sequence[int]) -> dict[int, str]:
+    """Of the classes that appear in some Top-5, in the classifier's own numbering."""
+    numbers = {
+        place
+        for number in shown
+        for row in ("dense", *SCORES)
+        for place in explorer.predictions.top5(classifier, row, number)[0]
+    }
+    return {place: explorer.title(classifier, place) for place in sorted(numbers)}
+
+
+def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[str, Any]:
+    label, views = explorer.labels[number], explorer.views(number)
+    words = explorer.stored["words"][number].long()
+    lookups, aligned, valid = corpus_steps(explorer.tfidf["table"][label], words, views)
+    levels = (aligned * 254).round().to(torch.uint8)
+    top5 = {
+        classifier: {
+            row: [
+                [place, round(logit, 3)]
+                for place, logit in zip(
+                    *explorer.predictions.top5(classifier, row, number), strict=True
+                )
+            ]
+            for row in ("dense", *SCORES)
+        }
+        for classifier in classifiers
+    }
+    crops = [explorer.crops[len(views) * number + k] for k in range(len(views))]
+    return {
+        "index": explorer.indices[number],
+        "name": explorer.names[number],
+        "label": label,
+        "truth": {name: explorer.own(name, label) for name in classifiers},
+        # The second view mirrors the first, so its picture is not stored.
+        "crops": ["" if k == 1 else _base64(crop) for k, crop in enumerate(crops)],
+        "words": _short(words),
+        "lookups": _bytes((lookups * 254).round().to(torch.uint8)),
+        "aligned": _bytes(torch.where(valid, levels, OUTSIDE)),
+        "scores": {row: _half(explorer.stored[f"scores/{row}"][number]) for row in SCORES},
+        "destinations": {row: _destinations(explorer, number, row) for row in SCORES},
+        "top5": top5,
+    }
+
+
+def _destinations(explorer: Explorer, number: int, row: str) -> str:
+    """For merged patches the kept patch they go into; for all others themselves."""
+    going = torch.arange(len(explorer.fate(number, row).source))
+    for patch, kept in explorer.fate(number, row).destinations.items():
+        going[patch] = kept
+    return _short(going)
+
+
+def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
+    packed = Packed.read(artifacts.load_named(folder, "analysis/typical")[0])
+    table = tfidf["table"]
+    strips = [packed[k] for k in range(len(packed))]
+    allowed = STRIP_CHARACTERS / max(4 / 3 * sum(map(len, strips)), 1)
+    with Image.open(BytesIO(strips[0])) as strip:
+        width = strip.width
+    if allowed < 1:
+        width = max(int(allowed * width / THUMBNAIL), 1) * THUMBNAIL
+        strips = [_cut(strip, width) for strip in strips]
+    return {
+        "vocabulary": {
+            "frequency": tfidf["word_counts"].sum(dim=0).tolist(),
+            "df": tfidf["document_frequency"].tolist(),
+            "idf": [round(value, 4) for value in tfidf["idf"].tolist()],
+            "classes": _best(table.T),
+            "strips": [_base64(strip) for strip in strips],
+            "strip": [width, THUMBNAIL],
+        },
+        "class_words": _best(table),
+    }
+
+
+def _cut(strip: bytes, width: int) -> bytes:
+    """The first thumbnails of a strip."""
+    with Image.open(BytesIO(strip)) as picture:
+        return to_jpeg(to_bytes(picture.crop((0, 0, width, picture.height)).convert("RGB")))
+
+
+def _best(table: Tensor) -> list[list[tuple[int, float]]]:
+    """For each row its highest columns and their values, zeros left out."""
+    values, places = table.topk(min(MOST_NAMED, table.shape[1]), dim=1)
+    return [
+        [(place, round(value, 4)) for place, value in zip(*pair, strict=True) if value > 0]
+        for pair in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _figure2(figure2: Figure2) -> dict[str, Any]:
+    return {
+        "blocks": [{"block": block, "counts": counts} for block, counts in figure2.blocks],
+        "frequency": [round(share, 4) for share in figure2.frequency],
+        "mass": [round(share, 4) for share in figure2.mass],
+    }
+
+
+def _lines(results: Results, classifier: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "style": line_style(rows[0]),
+            "points": [
+                [round(row.cost, 4), row.top1, row.tokens, *row.top1_interval] for row in rows
+            ],
+        }
+        for name, rows in sorted(curves_of(results, classifier).items())
+    ]
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _bytes(values: Tensor) -> str:
+    return _base64(values.to(torch.uint8).contiguous().numpy().tobytes())
+
+
+def _short(values: Tensor) -> str:
+    return _base64(values.to(torch.int16).contiguous().numpy().astype("<i2").tobytes())
+
+
+def _half(values: Tensor) -> str:
+    return _base64(values.half().contiguous().numpy().astype("<f2").tobytes())

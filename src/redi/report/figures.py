@@ -1,0 +1,81 @@
+"""``redi figures``: the paper's two figures and three tables for a run, for print. No model is run."""
+
+from pathlib import Path
+
+from redi import artifacts
+from redi.errors import ArtifactError, ConfigError
+from redi.records import read_results
+from redi.report.explorer import Explorer, telling_image
+from redi.report.pictures import draw_overview
+from redi.report.sheets import draw_sheet, to_latex, to_markdown
+from redi.report.tables import paper_tables
+from redi.report.words import Figure2, figure2_shares
+from redi.run import MAIN_ROW, PRODUCTS
+
+FORMATS = ("pdf", "png")
+
+
+def write_figures(
+    folder: Path, image: int | None = None, row: str = MAIN_ROW, names: Path | None = None
+) -> list[Path]:
+    """Into RUN/figures. ``image`` is the index of an image of the explorer sample; without it the one
+    that Figure 1 shows best is taken (:func:`telling_image`)."""
+    results = read_results(folder)
+    explorer = Explorer(folder, names)
+    if row not in PRODUCTS:
+        raise ConfigError(f"Figure 1 shows a product, {', '.join(PRODUCTS)}, not {row!r}.")
+    classifier = results.classifiers[0]
+    if image is None:
+        number = telling_image(explorer, classifier, row, range(len(explorer)))
+    else:
+        number = _place(explorer, image)
+    out = folder / "figures"
+
+    def paths(name: str) -> list[Path]:
+        return [out / f"{name}.{suffix}" for suffix in FORMATS]
+
+    written = [*paths("figure1"), *paths("figure2")]
+    try:
+        out.mkdir(exist_ok=True)
+        draw_overview(explorer.explain(number, classifier), row, paths("figure1"))
+        draw_words(figure2_shares(folder), paths("figure2"))
+        for name, sheet in paper_tables(results).items():
+            draw_sheet(sheet, paths(name))
+            artifacts.write_text(out / f"{name}.tex", to_latex(sheet))
+            artifacts.write_text(out / f"{name}.md", to_markdown(sheet))
+            written += [out / f"{name}.tex", out / f"{name}.md", *paths(name)]
+    except OSError as error:
+        raise ArtifactError(f"The figures cannot be written to {out}: {error}.") from None
+    return written
+
+
+def _place(explorer: Explorer, index: int) -> int:
+    if index not in explorer.indices:
+        shown = ", ".join(map(str, explorer.indices[:8]))
+        raise ConfigError(f"Image {index} is not in the explorer sample; {shown}, ... are.")
+    return explorer.indices.index(index)
+
+
+def draw_words(figure2: Figure2, paths: list[Path]) -> None:
+    """Figure 2. Left: word frequency by rank, a codebook a block. Right: the last block's words on the
+    validation images, by frequency, and the REDI score mass of the same words."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, (block, counts) in enumerate(figure2.blocks):
+        colour = colormaps["viridis"](0.15 + 0.7 * number / max(len(figure2.blocks) - 1, 1))
+        ranks = range(1, len(counts) + 1)
+        left.loglog(ranks, counts, label=f"block {block}", lw=1.5, color=colour)
+    left.set(xlabel="rank of the word", ylabel="patches assigned, training images")
+    ranks = range(1, len(figure2.frequency) + 1)
+    right.plot(ranks, figure2.mass, ".", ms=3, color="#d95f02", label="REDI score mass", alpha=0.8)
+    right.plot(ranks, figure2.frequency, lw=1.6, color="#1b3a6b", label="assignments")
+    right.set(xscale="log", xlabel="word, by validation frequency", ylabel="share, %")
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(alpha=0.25, which="both", lw=0.4)
+        axes.spines[["top", "right"]].set_visible(False)
+    for path in paths:
+        figure.savefig(path, dpi=300)

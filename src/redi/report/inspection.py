@@ -1,0 +1,75 @@
+"""What ``redi inspect`` shows: a picture of the maps and roles, and a short table."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from redi.errors import ArtifactError
+from redi.explained import Explained
+from redi.report.pictures import draw_attention, draw_overview
+from redi.report.sheets import Sheet, print_sheet
+from redi.report.tables import TITLES
+from redi.run import ATTENTION_SCORES
+
+WHOSE = {
+    "given": "the class you gave",
+    "predicted": "which the dense pass ranks first among the run's classes",
+}
+
+
+def write_picture(image: Explained, score: str, out: Path | None = None) -> Path:
+    """By default into the current folder."""
+    path = out or Path(f"{Path(image.name).stem}-redi.png")
+    try:
+        if image.looked_up:
+            draw_overview(image, score, [path])
+        else:
+            draw_attention(image, [path])
+    except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
+        raise ArtifactError(f"{path} cannot be written: {error}. Choose another --out.") from None
+    return path
+
+
+def print_inspection(image: Explained, score: str, console: Console | None = None) -> None:
+    console = console or Console()
+    if image.looked_up:
+        whose = WHOSE[image.labels]
+        console.print(escape(f"{image.name}: TF-IDF of {image.looked_up!r}, {whose}.\n"))
+    print_sheet(score_sheet(image), console)
+    if image.guesses:
+        print_sheet(answer_sheet(image, score if image.looked_up else ATTENTION_SCORES[0]), console)
+
+
+def score_sheet(image: Explained) -> Sheet:
+    """How concentrated each score is, and what the reduced path answers with it."""
+    rows = []
+    for name, values in image.scores.items():
+        fate = image.fates[name]
+        kept = values[fate.positions[: fate.kept]]
+        share = 100 * kept.sum().item() / max(values.sum().item(), 1e-12)
+        answer = [image.guesses[name][0].name.split(",")[0]] if image.guesses else []
+        rows.append([TITLES[name], str(fate.kept), f"{share:.0f}", *answer])
+    columns = ("Score", "Kept", "Score kept, %", "Reduced Top-1")
+    return Sheet(f"Scores of {image.name}", columns if image.guesses else columns[:3], rows, [])
+
+
+def answer_sheet(image: Explained, score: str) -> Sheet:
+    rows = []
+    pairs = zip(image.guesses["dense"], image.guesses[score], strict=True)
+    for place, (dense, reduced) in enumerate(pairs, start=1):
+        rows.append(
+            [
+                str(place),
+                dense.name.split(",")[0],
+                f"{dense.logit:.2f}",
+                reduced.name.split(",")[0],
+                f"{reduced.logit:.2f}",
+            ]
+        )
+    return Sheet(
+        f"Top-5, dense and reduced by {TITLES[score]}",
+        ("", "Dense", "Dense logit", "Reduced", "Reduced logit"),
+        rows,
+        [],
+    )
