@@ -30,10 +30,11 @@ from redi.errors import (
     LoaderError,
 )
 from redi.images import FolderImages, load_image
+from redi.inspection import inspect_in_run
 from redi.pipeline import STAGES, execute
 from redi.probe import image_feature
 from redi.records import Results, read_results
-from redi.reduction import reduce
+from redi.reduction import Budget, reduce
 from redi.report.tables import print_tables
 from redi.run import SCORES, Run, lock
 from redi.score import hybrid
@@ -680,3 +681,20 @@ def test_the_command_line_runs_the_protocol_with_its_flags(folder: Path, tmp_pat
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("redi: There is no cuda:7 here")
     assert len(wrong.stderr.splitlines()) == 1
+
+
+def test_larger_inputs_have_a_larger_grid_through_the_whole_protocol(
+    folder: Path, tmp_path: Path
+) -> None:
+    config = replace(small_config(folder, tmp_path / "run"), size=144)  # 18x18 patches of 8 px
+    results = execute(config)
+    assert results is not None
+    kept, _, _ = Budget().counts(18 * 18)
+    assert results.row("dense", "probe").tokens == 5 + 18 * 18
+    assert results.row("redi_mass", "probe").tokens == 5 + kept + 4
+    scores = artifacts.load(tmp_path / "run" / "scores" / "mass.safetensors")[0]["scores"]
+    assert scores.shape == (4 * VAL, 18 * 18)
+    image = Path(config.val) / "red" / "001.jpg"
+    assert inspect_in_run(image, tmp_path / "run", device="cpu").grid == (18, 18)
+    with pytest.raises(BackboneError, match="must be a multiple of the patch size 8, not 150"):
+        execute(replace(config, size=150, out=str(tmp_path / "other")))

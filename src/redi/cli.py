@@ -78,6 +78,9 @@ def _run_command(until: str) -> Callable[..., None]:
             str | None, typer.Option(help="File that maps folders to classes of the native head.")
         ] = None,
         revision: Annotated[str | None, typer.Option(help="Revision of a Hub name.")] = None,
+        size: Annotated[
+            int | None, typer.Option(help="Side of the crop in pixels (a 14x14 grid).")
+        ] = None,
         seed: Annotated[
             int | None, typer.Option(help="Of views, random score and probe batches.")
         ] = None,
@@ -111,6 +114,7 @@ def _run_command(until: str) -> Callable[..., None]:
             "classifier": classifier,
             "class_map": class_map,
             "revision": revision,
+            "size": size,
             "seed": seed,
             "vocabulary": {"n_words": words, "n_passes": passes},
             "probe": {"features": features},

@@ -61,6 +61,7 @@ class RunConfig:
     val: str = ""  # labelled images of the evaluation
     out: str = ""  # the run folder
     revision: str = ""  # of a Hub name
+    size: int = 0  # side of the crop in pixels; 0 gives a 14x14 grid
     classifier: str = "probe"  # probe, native or both
     class_map: str = ""  # file that maps folders to the classes of the checkpoint's head
     seed: int = 0  # of the views, the random score and the probe's batches
@@ -94,6 +95,8 @@ class RunConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must lie in 0 to 2**32 - 1, not {self.seed}.")
+        if self.size < 0:
+            raise ConfigError(f"size must be a number of pixels, not {self.size}.")
         if self.runtime.workers < 0 or self.runtime.threads < 0:
             raise ConfigError("workers and threads must not be negative.")
         return self

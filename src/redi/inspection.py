@@ -141,6 +141,8 @@ def inspect_in_run(
             "into another folder."
         )
     backbone = load_backbone(checkpoint).to(choose_device(device))
+    if config.size:
+        backbone = backbone.at_size(config.size)
     folders: list[str] = tfidf_manifest["key"]["classes"]
     columns: list[int] = []
     if config.classifier != "probe":

@@ -66,7 +66,8 @@ class Run:
 
     @cached_property
     def backbone(self) -> Backbone:
-        return load_backbone(self.checkpoint).to(self.device)
+        backbone = load_backbone(self.checkpoint).to(self.device)
+        return backbone.at_size(self.config.size) if self.config.size else backbone
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -77,6 +78,8 @@ class Run:
         An upstream artefact enters as its digest, so a change runs down the chain.
         """
         identity = {name: self.identity[name] for name in ("backbone", *data)}
+        if self.config.size:
+            identity["size"] = str(self.config.size)
         return {"stage": stage, "format": FORMAT, **identity, **settings}
 
     def digest(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +90,17 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         self.patch_size = square_patch(self.config)
         self.prefix = family.prefix(self.config)
+
+    def at_size(self, size: int) -> "Backbone":
+        """Itself, for crops of another side than the default, which gives a 14x14 grid."""
+        if size < self.patch_size or size % self.patch_size:
+            raise BackboneError(
+                f"The size of the input must be a multiple of the patch size {self.patch_size}, not "
+                f"{size}."
+            )
+        shorter = size * 8 // 7
+        self.preprocessing = replace(self.preprocessing, shorter=shorter, size=size)
+        return self
 
     @property
     def encoder(self) -> nn.Module:
