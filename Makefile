@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 
 # Tests of what depends on the versions of transformers and timm.
 MATRIX_TESTS := tests/test_backbone.py tests/test_loading.py tests/test_progressive.py \
-	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py
+	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py tests/test_diagnose.py
 
 .PHONY: setup lint types browser test test-matrix demo format bench clean
 
@@ -52,8 +52,8 @@ test: lint types browser
 
 # One environment for each end of the supported ranges.
 test-matrix: .venv-oldest/.installed .venv-newest/.installed
-	.venv-oldest/bin/python -m pytest $(MATRIX_TESTS)
-	.venv-newest/bin/python -m pytest $(MATRIX_TESTS)
+	REDI_CONSTRAINTS=constraints/oldest.txt .venv-oldest/bin/python -m pytest $(MATRIX_TESTS)
+	REDI_CONSTRAINTS=constraints/newest.txt .venv-newest/bin/python -m pytest $(MATRIX_TESTS)
 
 .venv-%/.installed: pyproject.toml constraints/%.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)

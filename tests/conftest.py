@@ -3,8 +3,10 @@
 import timm_import  # noqa: F401 - before anything that imports torchvision
 
 # isort: split
+import os
 import shutil
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,16 @@ from small_run import small_config, write_images
 HOSTILE_CLASS = "<"
 HOSTILE_FOLDER = "script><img src=x onerror=document.title='taken over'>"
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_sessionstart() -> None:
+    """`make test-matrix` names the constraints it means: it must not test other versions, or none."""
+    if file := os.environ.get("REDI_CONSTRAINTS"):
+        lines = Path(file).read_text().splitlines()
+        for package, wanted in (line.split("==") for line in lines if "==" in line):
+            if package in ("torch", "transformers", "timm"):
+                found = import_module(package).__version__.partition("+")[0]
+                assert found == wanted, f"{package} is {found}, not the {wanted} of {file}"
 
 
 @pytest.fixture(autouse=True)

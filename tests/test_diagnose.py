@@ -1,6 +1,9 @@
 """``redi diagnose``: several backbones, one table, and nothing measured twice."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +15,9 @@ from typer.testing import CliRunner
 from families import save_checkpoint
 from redi import artifacts, passes
 from redi.cli import app
-from redi.config import RunConfig
+from redi.config import RunConfig, to_toml
 from redi.diagnose import Diagnosis, diagnose, folder_name, plan
-from redi.errors import ConfigError
+from redi.errors import BackboneError, ConfigError
 from redi.pipeline import STAGES
 from redi.records import read_results
 from redi.report.diagnose import publish
@@ -180,3 +183,33 @@ def test_a_timm_backbone_goes_through_the_whole_protocol(folder: Path, tmp_path:
     assert results.environment["timm"]
     stored = artifacts.load(tmp_path / "out" / "deit3" / "scores" / "mass.safetensors")[0]
     assert torch.isfinite(stored["scores"]).all()
+
+
+def test_a_size_that_does_not_fit_one_of_them_is_said_before_any_work(
+    folder: Path, tmp_path: Path
+) -> None:
+    save_checkpoint("vit", tmp_path / "wide", patch=14)
+    both = [str(folder / "plain"), str(tmp_path / "wide")]
+    with pytest.raises(BackboneError, match="multiple of the patch size 14, not 64"):
+        diagnose(replace(base(folder, tmp_path / "out"), size=64), both)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_share_the_runs_of_two_backbones(
+    done: tuple[Path, Diagnosis], folder: Path, tmp_path: Path
+) -> None:
+    """One process group for all of them: joining again for each would race."""
+    settings = tmp_path / "run.toml"
+    settings.write_text(to_toml(replace(base(folder, tmp_path / "out"), train="x", val="x")))
+    options = ["--config", str(settings), "--out", str(tmp_path / "out")]
+    options += ["--train", str(folder / "train"), "--val", str(folder / "val")]
+    for name in ("plain", "head"):
+        options += ["--backbone", str(folder / name)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "redi", "diagnose", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("head: native head and probe") == 1, "said once"
+    stored = json.loads((tmp_path / "out" / "diagnose.json").read_text())
+    assert [row["hybrid"] for row in stored["rows"]] == [row.hybrid for row in done[1].rows]

@@ -697,4 +697,16 @@ def test_larger_inputs_have_a_larger_grid_through_the_whole_protocol(
     image = Path(config.val) / "red" / "001.jpg"
     assert inspect_in_run(image, tmp_path / "run", device="cpu").grid == (18, 18)
     with pytest.raises(BackboneError, match="must be a multiple of the patch size 8, not 150"):
-        execute(replace(config, size=150, out=str(tmp_path / "other")))
+        execute(replace(config, size=150))
+    assert read_results(tmp_path / "run") == results, "the finished run is as it was"
+    assert execute(replace(config, size=16)) is not None, "smaller than a thumbnail"
+
+
+def test_the_default_size_by_name_is_the_default(
+    folder: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    execute(replace(small_config(folder, tmp_path / "run"), size=112))
+    assert capsys.readouterr().err.count("already done") == len(STAGES)
+    execute(replace(small_config(folder, tmp_path / "run"), size=128), until="tfidf")
+    assert "already done" not in capsys.readouterr().err

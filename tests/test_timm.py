@@ -34,7 +34,12 @@ def fused_flags(backbone: Backbone) -> list[bool]:
 def code_of(module: nn.Module) -> list[Any]:
     """Whatever makes a module's forward: its class, its own attributes that are callable, its hooks."""
     return [
-        (type(part), sorted(k for k, v in vars(part).items() if callable(v)), part._forward_hooks)
+        (
+            type(part),
+            sorted(k for k, v in vars(part).items() if callable(v)),
+            list(part._forward_hooks),
+            list(part._forward_pre_hooks),
+        )
         for part in module.modules()
     ]
 

@@ -234,3 +234,50 @@ def test_timm_that_is_missing_or_broken_is_one_line(
 def test_the_package_does_not_import_timm_by_itself() -> None:
     code = "import sys; sys.modules['timm'] = None; import redi.backbone"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [("dinov3", "dinov3"), ("mae", ".mae"), ("Deit3_base_patch16", "deit3_base_patch16")],
+)
+def test_the_nearest_names_hold_what_was_asked_for(name: str, offered: str) -> None:
+    with pytest.raises(BackboneError, match=r"nearest that may fit: .*") as caught:
+        load_backbone(f"timm:{name}")
+    first = str(caught.value).split("nearest that may fit: ")[1].split(",")[0]
+    assert offered in first
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224.webli", "vit_base_patch16_224."])
+def test_what_cannot_work_is_said_before_a_download(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("nothing may be downloaded")
+
+    monkeypatch.setattr(loading, "snapshot_download", refuse)
+    with pytest.raises(BackboneError, match=r"no class token.*nearest that may fit|no weights"):
+        load_backbone(f"timm:{name}")
+
+
+def test_a_projection_is_no_classifier(tmp_path: Path) -> None:
+    small = Small("vit_base_patch16_clip_224", 7)
+    folder = save_timm(small_timm(small), tmp_path, small)
+    assert load_backbone(folder).head is None
+
+
+def test_a_head_without_pooling_is_no_classifier(tmp_path: Path) -> None:
+    small = Small("vit_base_patch16_224", 7, {"global_pool": ""})
+    folder = save_timm(small_timm(small), tmp_path, small)
+    assert load_backbone(folder).head is None
+
+
+def test_a_configuration_on_one_level_is_read(folder: Path) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    flat = {**content.pop("pretrained_cfg"), **content, "mean": [0.5, 0.25, 0.5]}
+    (folder / "config.json").write_text(json.dumps(flat))
+    assert load_backbone(folder).preprocessing.mean == (0.5, 0.25, 0.5)
+
+
+def test_names_with_gaps_are_numbered(folder: Path) -> None:
+    edit_config(folder, label_names={"0": "first", "2": "third"})
+    assert (load_backbone(folder).class_names or [])[:3] == ["first", "LABEL_1", "third"]

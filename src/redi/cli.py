@@ -24,6 +24,14 @@ app = typer.Typer(
 )
 
 Out = Annotated[str | None, typer.Option("--out", help="The run folder.", metavar="RUN")]
+Size = Annotated[
+    int | None,
+    typer.Option(help="Side of the crop in pixels; without it what gives a 14x14 grid."),
+]
+Seed = Annotated[int | None, typer.Option(help="Of views, random score and probe batches.")]
+Cache = Annotated[
+    str | None, typer.Option(help="fp16 keeps patch features on disk between passes.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 
 STAGES = {
@@ -78,12 +86,8 @@ def _run_command(until: str) -> Callable[..., None]:
             str | None, typer.Option(help="File that maps folders to classes of the native head.")
         ] = None,
         revision: Annotated[str | None, typer.Option(help="Revision of a Hub name.")] = None,
-        size: Annotated[
-            int | None, typer.Option(help="Side of the crop in pixels (a 14x14 grid).")
-        ] = None,
-        seed: Annotated[
-            int | None, typer.Option(help="Of views, random score and probe batches.")
-        ] = None,
+        size: Size = None,
+        seed: Seed = None,
         words: Annotated[int | None, typer.Option(help="Visual words (512).")] = None,
         passes: Annotated[int | None, typer.Option(help="k-means passes (3).")] = None,
         features: Annotated[
@@ -95,9 +99,7 @@ def _run_command(until: str) -> Callable[..., None]:
             int | None, typer.Option(help="Processes that decode images ahead (2).")
         ] = None,
         threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
-        cache: Annotated[
-            str | None, typer.Option(help="fp16 keeps patch features on disk between passes.")
-        ] = None,
+        cache: Cache = None,
         strict: Annotated[
             bool | None, typer.Option("--strict", help="Stop at an image that cannot be decoded.")
         ] = None,
@@ -431,11 +433,14 @@ def diagnose(
     class_map: Annotated[
         str | None, typer.Option(help="File that maps folders to classes of the native heads.")
     ] = None,
+    size: Size = None,
+    seed: Seed = None,
     words: Annotated[int | None, typer.Option(help="Visual words (512).")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a forward (32).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode images.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    cache: Cache = None,
     dry_run: DryRun = False,
 ) -> None:
     """Dense, attention alone and the hybrid on several backbones: the paper's diagnostics, one table.
@@ -449,11 +454,19 @@ def diagnose(
     from redi.diagnose import diagnose as measure
 
     base = read_config(config) if config else RunConfig()
-    runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
+    runtime = {
+        "device": device,
+        "batch_size": batch_size,
+        "workers": workers,
+        "threads": threads,
+        "cache": cache,
+    }
     changes = {
         "train": train,
         "val": val,
         "out": out,
+        "size": size,
+        "seed": seed,
         "classifier": classifier,
         "class_map": class_map,
         "vocabulary": {"n_words": words},

@@ -17,6 +17,7 @@ from redi import artifacts
 from redi.backbone import load_backbone
 from redi.classes import head_classes
 from redi.config import RunConfig
+from redi.distributed import choose_device, join_ranks
 from redi.errors import ConfigError
 from redi.evaluate import Accuracy, accuracy
 from redi.images import open_images
@@ -64,12 +65,14 @@ def diagnose(base: RunConfig, backbones: Sequence[str], dry_run: bool = False) -
     """
     runs = plan(base, backbones)
     found: dict[str, Results] = {}
-    for name, config in runs.items():
-        heads = "native head and probe" if config.classifier == "both" else "probe"
-        say(f"{name}: {heads}")
-        results = execute(config, dry_run=dry_run)
-        if results is not None:
-            found[name] = results
+    with join_ranks(choose_device(base.runtime.device)) as ranks:
+        for name, config in runs.items():
+            if ranks.is_main:
+                heads = "native head and probe" if config.classifier == "both" else "probe"
+                say(f"{name}: {heads}")
+            results = execute(config, dry_run=dry_run)
+            if results is not None:
+                found[name] = results
     if len(found) < len(runs):  # a dry run, or not the main process
         return None
     diagnosis = collect(runs, found)
@@ -102,8 +105,9 @@ def folder_name(backbone: str) -> str:
 
 
 def _classifier(config: RunConfig) -> str:
-    """``both`` where the checkpoint has a head and it fits the folders of the data."""
-    names = load_backbone(config.backbone, config.revision or None).class_names
+    """``both`` where the checkpoint has a head, which must then fit the folders of the data."""
+    model = load_backbone(config.backbone, config.revision or None)
+    names = (model.at_size(config.size) if config.size else model).class_names
     if config.classifier == "probe" or names is None:
         return "probe"
     file = Path(config.class_map) if config.class_map else None
@@ -130,7 +134,7 @@ def collect(runs: dict[str, RunConfig], found: dict[str, Results]) -> Diagnosis:
         for at, row in enumerate(rows)
     ]
     notes = next(iter(found.values())).notes
-    fields = ("train", "val", "train_images", "val_images", "classes", "seed")
+    fields = ("train", "val", "train_images", "val_images", "classes", "seed", "size")
     return Diagnosis(
         rows,
         {name: config.backbone for name, config in runs.items()},

@@ -53,7 +53,10 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: torch.device) -> Iterator[Ranks]:
-    """Join the process group that torchrun announces in the environment, and leave it at the end."""
+    """Join the process group that torchrun announces in the environment, and leave it at the end.
+
+    Within another one it is the same group: joining a second time would race for old addresses.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Ranks()
@@ -63,6 +66,9 @@ def join_ranks(device: torch.device) -> Iterator[Ranks]:
             "WORLD_SIZE is set but RANK is not: start several processes with torchrun."
         )
     ranks = Ranks(int(os.environ["RANK"]), world)
+    if dist.is_initialized():
+        yield ranks
+        return
     gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if gpu else "gloo", timeout=PATIENCE, device_id=device if gpu else None

@@ -186,6 +186,8 @@ def _notes(run: Run) -> dict[str, Any]:
         "val_images": len(run.validation.labels),
         "classes": len(run.training.class_names),
         "seed": run.config.seed,
+        "size": run.backbone.preprocessing.size,
+        "resize": run.backbone.preprocessing.resample.name.lower(),
         "attention_scores": list(ATTENTION_SCORES),
         "native_classes": native_classes(run)[1] if "native" in classifiers(run) else "",
         "vocabulary": {**asdict(run.config.vocabulary), **notes["vocabulary"]},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from redi import artifacts
 from redi.backbone import Backbone, load_backbone
+from redi.backbone.inputs import geometry
 from redi.backbone.loading import checkpoint_digest, checkpoint_folder
 from redi.config import RunConfig, to_toml
 from redi.distributed import Ranks
@@ -56,6 +57,7 @@ class Run:
             "train": self.training.fingerprint(),
             "val": self.validation.fingerprint(),
         }
+        self._size = self._other_size()
         self.passes = PassRunner(
             self.folder / "partial",
             ranks,
@@ -69,6 +71,12 @@ class Run:
         backbone = load_backbone(self.checkpoint).to(self.device)
         return backbone.at_size(self.config.size) if self.config.size else backbone
 
+    def _other_size(self) -> str:
+        """Of the input where it is not the default; one that does not fit is refused at once."""
+        if not self.config.size or self.config.size == geometry(self.backbone.patch_size)[1]:
+            return ""
+        return str(self.config.size)
+
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
@@ -78,8 +86,8 @@ class Run:
         An upstream artefact enters as its digest, so a change runs down the chain.
         """
         identity = {name: self.identity[name] for name in ("backbone", *data)}
-        if self.config.size:
-            identity["size"] = str(self.config.size)
+        if self._size:
+            identity["size"] = self._size
         return {"stage": stage, "format": FORMAT, **identity, **settings}
 
     def digest(self, name: str) -> str:

@@ -18,7 +18,12 @@ Three = tuple[float, float, float]
 def geometry(patch_size: int) -> tuple[int, int]:
     """(shorter side of the resized image, side of the crop), in the paper's ratio of 8 : 7."""
     size = GRID_SIDE * patch_size
-    return size * 8 // 7, size
+    return shorter_side(size), size
+
+
+def shorter_side(size: int) -> int:
+    """Of the resized image that a crop of so many pixels is cut from."""
+    return size * 8 // 7
 
 
 def constants(file: Path, mean: Any, std: Any) -> tuple[Three, Three]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, square_patch
+from redi.backbone.inputs import shorter_side
 from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import IMPLEMENTATION, Watch
@@ -92,15 +94,15 @@ class Backbone(nn.Module):
         self.prefix = family.prefix(self.config)
 
     def at_size(self, size: int) -> "Backbone":
-        """Itself, for crops of another side than the default, which gives a 14x14 grid."""
+        """The same weights for crops of another side than the default, which gives a 14x14 grid."""
         if size < self.patch_size or size % self.patch_size:
             raise BackboneError(
                 f"The size of the input must be a multiple of the patch size {self.patch_size}, not "
                 f"{size}."
             )
-        shorter = size * 8 // 7
-        self.preprocessing = replace(self.preprocessing, shorter=shorter, size=size)
-        return self
+        other = copy(self)
+        other.preprocessing = replace(self.preprocessing, shorter=shorter_side(size), size=size)
+        return other
 
     @property
     def encoder(self) -> nn.Module:

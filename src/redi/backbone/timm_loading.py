@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import nn
 
@@ -25,6 +26,8 @@ from redi.errors import BackboneError
 PREFIX = "timm:"
 #: timm's files whose models may be a plain VisionTransformer or Eva.
 MODULES = ("vision_transformer", "deit", "eva")
+#: Parts of the names of models whose last layer projects to an embedding of images and texts.
+PROJECTING = ("clip", "vit_pe_")
 #: Names offered where one is not known.
 NEAREST = 3
 
@@ -37,13 +40,15 @@ def hub_name(name: str) -> str:
     if "/" in name:
         return name
     timm = import_timm()
-    architecture, _, tag = name.partition(".")
+    architecture = name.partition(".")[0]
     _require_architecture(name, architecture)
     known = [known for known in _pretrained(timm) if known.partition(".")[0] == architecture]
     if not known:
         raise BackboneError(f"timm has no weights of {architecture!r}; {_nearest(timm, name)}.")
-    if tag and name not in known:
+    if name != architecture and name not in known:
         raise BackboneError(f"timm has no weights {name!r}; there are {', '.join(known)}.")
+    with torch.device("meta"):  # before anything is downloaded
+        _require_plain(timm.create_model(architecture, pretrained=False), name)
     settings = timm.get_pretrained_cfg(name)
     return str(settings.hf_hub_id or f"timm/{name}")
 
@@ -54,11 +59,13 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
     architecture = settings.get("architecture")
     if not isinstance(architecture, str):
         raise BackboneError(f"{folder / 'config.json'} names no architecture of timm's.")
-    _require_architecture(str(name), architecture)
-    given = settings.get("pretrained_cfg") or {}
+    _require_architecture(architecture, architecture)
+    given = settings.get("pretrained_cfg", settings)  # older files have everything on one level
     arguments = settings.get("model_args") or {}
     if not isinstance(given, dict) or not isinstance(arguments, dict):
-        raise BackboneError(f"{folder / 'config.json'} must hold objects as model_args and cfg.")
+        raise BackboneError(
+            f"{folder / 'config.json'} must hold objects as model_args and pretrained_cfg."
+        )
     _require_arguments(folder, arguments)
     classes = settings.get("num_classes", given.get("num_classes", 1000))
     arguments = {"num_classes": classes, **arguments, "dynamic_img_size": True}
@@ -85,7 +92,8 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
             f"{name} cannot be loaded ({type(error).__name__}): {lines[:200]}"
         ) from error
     _require_plain(vit, name)
-    has_head = isinstance(vit.head, nn.Linear)
+    projects = any(part in architecture for part in PROJECTING)
+    has_head = isinstance(vit.head, nn.Linear) and bool(vit.global_pool) and not projects
     names = class_names(settings, options, vit.num_classes) if has_head else []
     config = TimmConfig(
         hidden_size=vit.embed_dim,
@@ -123,10 +131,13 @@ def class_names(settings: dict[str, Any], cfg: dict[str, Any], classes: int) -> 
     """
     from timm.data import ImageNetInfo
 
-    labels = settings.get("label_names") or cfg.get("label_names")
+    labels = settings.get("label_names") or settings.get("labels") or cfg.get("label_names")
     described = settings.get("label_descriptions") or cfg.get("label_descriptions") or {}
     if isinstance(labels, dict):
-        labels = [labels.get(str(number), labels.get(number)) for number in range(classes)]
+        labels = [
+            labels.get(str(number), labels.get(number, f"LABEL_{number}"))
+            for number in range(classes)
+        ]
     if isinstance(labels, list | tuple) and len(labels) == classes:
         return [_described(str(label), described) for label in labels]
     if classes == 1000 and str(cfg.get("tag") or "").endswith("in1k"):
@@ -162,15 +173,14 @@ def _pretrained(timm: Any) -> list[str]:
 
 
 def _nearest(timm: Any, name: str) -> str:
+    """Names that hold what was asked for, then those that are spelled alike."""
+    wanted = name.lower()
     known = _pretrained(timm)
-    by_architecture: dict[str, str] = {}
-    for entry in known:
-        by_architecture.setdefault(entry.partition(".")[0], entry)
-    found = difflib.get_close_matches(name, known, NEAREST)
-    found += [
-        by_architecture[near]
-        for near in difflib.get_close_matches(name.partition(".")[0], by_architecture, NEAREST)
-    ]
+    found = sorted((entry for entry in known if wanted in entry.lower()), key=len)[:NEAREST]
+    found += difflib.get_close_matches(wanted, known, NEAREST)
+    by_architecture = {entry.partition(".")[0]: entry for entry in reversed(known)}
+    alike = difflib.get_close_matches(wanted.partition(".")[0], by_architecture, NEAREST)
+    found += [by_architecture[architecture] for architecture in alike]
     found = list(dict.fromkeys(found))[:NEAREST] or ["deit3_base_patch16_224.fb_in1k"]
     return f"nearest that may fit: {', '.join(found)}"
 
@@ -192,6 +202,7 @@ def _require_arguments(folder: Path, arguments: dict[str, Any]) -> None:
     from timm.models.vision_transformer import VisionTransformer
 
     known = {*signature(VisionTransformer).parameters, *signature(Eva).parameters}
+    known -= {"device", "dtype"}  # where and how exactly is not the checkpoint's business
     if unknown := [argument for argument in arguments if argument not in known]:
         raise BackboneError(
             f"{folder / 'config.json'} has the model argument {unknown[0]!r}, which neither timm's "
@@ -229,8 +240,13 @@ def _require_plain(vit: Any, name: str | Path) -> None:
     if problem:
         raise BackboneError(
             f"{name} {problem}; supported are timm's VisionTransformer and Eva with a class token, "
-            "a patch grid and plain pre-norm blocks."
+            f"a patch grid and plain pre-norm blocks, {_nearest(import_timm(), _plainer(str(name)))}."
         )
+
+
+def _plainer(name: str) -> str:
+    """The beginning of a name: what comes later says in which way a model is not plain."""
+    return "_".join(name.rstrip("/").rsplit("/", 1)[-1].split("_")[:3])
 
 
 def _channels(vit: Any) -> Any:

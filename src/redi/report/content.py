@@ -20,7 +20,7 @@ from redi.report.explorer import Explorer, Packed, telling_image
 from redi.report.tables import TITLES
 from redi.report.words import Figure2, figure2_shares
 from redi.run import MAIN_ROW, SCORES
-from redi.stages.analysis import THUMBNAIL, choose_sample, to_jpeg
+from redi.stages.analysis import choose_sample, to_jpeg
 from redi.views import to_bytes
 
 #: Characters of images and words beyond which a page shows fewer images than the sample holds.
@@ -160,9 +160,9 @@ def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
     strips = [packed[k] for k in range(len(packed))]
     allowed = STRIP_CHARACTERS / max(4 / 3 * sum(map(len, strips)), 1)
     with Image.open(BytesIO(strips[0])) as strip:
-        width = strip.width
+        width, side = strip.size
     if allowed < 1:
-        width = max(int(allowed * width / THUMBNAIL), 1) * THUMBNAIL
+        width = max(int(allowed * width / side), 1) * side
         strips = [_cut(strip, width) for strip in strips]
     return {
         "vocabulary": {
@@ -171,7 +171,7 @@ def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
             "idf": [round(value, 4) for value in tfidf["idf"].tolist()],
             "classes": _best(table.T),
             "strips": [_base64(strip) for strip in strips],
-            "strip": [width, THUMBNAIL],
+            "strip": [width, side],
         },
         "class_words": _best(table),
     }

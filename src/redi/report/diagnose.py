@@ -48,7 +48,7 @@ def diagnosis_sheet(diagnosis: Diagnosis) -> Sheet:
     data = diagnosis.data
     counted = (
         f"{data['train_images']} training and {data['val_images']} validation images of "
-        f"{data['classes']} classes, seed {data['seed']}."
+        f"{data['classes']} classes, {data['size']} px, seed {data['seed']}."
     )
     return Sheet(
         "Diagnostics across backbones, Top-1, %",

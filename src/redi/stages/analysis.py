@@ -158,19 +158,18 @@ def _typical(run: Run, key: artifacts.Key) -> None:
             wanted[image].append(patch)
     most = max(map(len, wanted.values()))
     size, patch_size = run.backbone.preprocessing.size, run.backbone.patch_size
+    side = min(THUMBNAIL, size)
     columns = size // patch_size
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        cut = torch.zeros(len(batch.indices), most, 3, THUMBNAIL, THUMBNAIL, dtype=torch.uint8)
+        cut = torch.zeros(len(batch.indices), most, 3, side, side, dtype=torch.uint8)
         for row, image in enumerate(batch.indices):
             for slot, patch in enumerate(wanted[image]):
                 centre_y = (patch // columns) * patch_size + patch_size // 2
                 centre_x = (patch % columns) * patch_size + patch_size // 2
-                top = min(max(centre_y - THUMBNAIL // 2, 0), size - THUMBNAIL)
-                left = min(max(centre_x - THUMBNAIL // 2, 0), size - THUMBNAIL)
-                cut[row, slot] = batch.pixels[
-                    row, 0, :, top : top + THUMBNAIL, left : left + THUMBNAIL
-                ]
+                top = min(max(centre_y - side // 2, 0), size - side)
+                left = min(max(centre_x - side // 2, 0), size - side)
+                cut[row, slot] = batch.pixels[row, 0, :, top : top + side, left : left + side]
         return {"thumbnails": cut}
 
     work = Pass("typical patches", run.dataset(run.training), step, indices=sorted(wanted))
@@ -179,13 +178,13 @@ def _typical(run: Run, key: artifacts.Key) -> None:
         row_of = {image: row for row, image in enumerate(outcome.indices)}
         strips = []
         for images, patches in zip(image_of.tolist(), patch_of.tolist(), strict=True):
-            strip = torch.zeros(3, THUMBNAIL, THUMBNAIL * len(images), dtype=torch.uint8)
+            strip = torch.zeros(3, side, side * len(images), dtype=torch.uint8)
             for slot, (image, patch) in enumerate(zip(images, patches, strict=True)):
                 if image in row_of:
                     thumbnail = outcome.rows["thumbnails"][
                         row_of[image], wanted[image].index(patch)
                     ]
-                    strip[:, :, slot * THUMBNAIL : (slot + 1) * THUMBNAIL] = thumbnail
+                    strip[:, :, slot * side : (slot + 1) * side] = thumbnail
             strips.append(to_jpeg(strip))
         packed, offsets = _pack(strips)
         artifacts.save(run.path("analysis/typical"), {"jpegs": packed, "offsets": offsets}, key)
