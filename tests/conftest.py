@@ -6,7 +6,7 @@ import timm_import  # noqa: F401 - before anything that imports torchvision
 import os
 import shutil
 from dataclasses import replace
-from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def pytest_sessionstart() -> None:
         lines = Path(file).read_text().splitlines()
         for package, wanted in (line.split("==") for line in lines if "==" in line):
             if package in ("torch", "transformers", "timm"):
-                found = import_module(package).__version__.partition("+")[0]
+                found = version(package).partition("+")[0]
                 assert found == wanted, f"{package} is {found}, not the {wanted} of {file}"
 
 
