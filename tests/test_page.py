@@ -373,6 +373,9 @@ def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Pat
     expect(page.locator("#filters")).to_be_hidden()
     expect(page.locator("#tables table").first).to_be_visible()
     expect(page.locator("#curves-probe .legend")).to_be_visible()
+    shape = page.locator("#grid img").first.bounding_box()
+    assert shape is not None
+    assert shape["width"] == pytest.approx(shape["height"], abs=1), "pictures are not squeezed"
     page.pdf(path=tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").stat().st_size > 20_000
 
