@@ -99,8 +99,9 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-def _last(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
+def _last(path: str, parts: int = 1) -> str:
+    """The end of a path; where it begins is the business of the machine it was made on."""
+    return "/".join(path.rstrip("/").split("/")[-parts:])
 
 
 def _heading(results: Results) -> str:
@@ -157,9 +158,10 @@ def _facts(results: Results) -> str:
     notes, environment = results.notes, results.environment
     words = notes["vocabulary"]
     facts: dict[str, Any] = {
-        "Backbone": notes["backbone"],
-        "Corpus": f"{notes['train']}: {notes['train_images']:,} images, {notes['classes']:,} classes",
-        "Evaluated on": f"{notes['val']}: {notes['val_images']:,} images",
+        "Backbone": _last(notes["backbone"]),
+        "Corpus": f"{_last(notes['train'], 2)}: {notes['train_images']:,} images",
+        "Classes": f"{notes['classes']:,}",
+        "Evaluated on": f"{_last(notes['val'], 2)}: {notes['val_images']:,} images",
         "Vocabulary": f"{words['n_words']} words, {words['n_passes']} passes",
         "Classifier": " and ".join(results.classifiers),
         "Left out": f"{len(notes['skipped_train'])} + {len(notes['skipped_val'])} undecodable",
