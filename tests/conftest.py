@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from families import CHECKPOINTS, save_checkpoint
 from redi.backbone import Backbone, load_backbone
@@ -24,6 +25,11 @@ from small_run import small_config, write_images
 HOSTILE_CLASS = "<"
 HOSTILE_FOLDER = "script><img src=x onerror=document.title='taken over'>"
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+#: No test is timed: a busy machine is not a failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_sessionstart() -> None:

@@ -4,7 +4,7 @@ from math import hypot, sqrt
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -126,7 +126,6 @@ def test_the_papers_budget_gives_98_49_49_and_102_tokens() -> None:
         assert torch.equal(result.source[image, kept], torch.arange(98)), "a kept patch is its own"
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 9),
     columns=st.integers(1, 9),

@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import ceil, floor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redi.errors import InvalidInput
@@ -55,7 +55,6 @@ def test_a_whole_r_is_the_loop_of_ToMe(patches: int, depth: int) -> None:
         assert constant(patches, depth, r * depth / patches) == tuple(expected)
 
 
-@settings(deadline=None)
 @given(**geometry)
 def test_constant_steps_differ_by_at_most_one(patches: int, depth: int, strength: float) -> None:
     schedule = constant(patches, depth, strength)
@@ -72,7 +71,6 @@ def test_constant_steps_differ_by_at_most_one(patches: int, depth: int, strength
         assert abs(schedule[-1] - patches * (1 - strength)) <= 0.5 + 1e-9
 
 
-@settings(deadline=None)
 @given(**geometry)
 def test_ratio_leaves_the_same_share_of_every_block(
     patches: int, depth: int, strength: float
@@ -87,7 +85,6 @@ def test_ratio_leaves_the_same_share_of_every_block(
         assert abs(schedule[-1] - patches * share**depth) <= 0.5 + 1e-9
 
 
-@settings(deadline=None)
 @given(**geometry)
 def test_no_matching_schedule_removes_more_than_half_of_a_blocks_tokens(
     patches: int, depth: int, strength: float
@@ -97,7 +94,6 @@ def test_no_matching_schedule_removes_more_than_half_of_a_blocks_tokens(
         assert all(2 * after >= before for before, after in pairwise((patches, *schedule)))
 
 
-@settings(deadline=None)
 @given(**geometry)
 def test_every_schedule_passes_the_check(patches: int, depth: int, strength: float) -> None:
     for shape in SHAPES:
@@ -106,14 +102,12 @@ def test_every_schedule_passes_the_check(patches: int, depth: int, strength: flo
         check_schedule(schedule, patches, depth)
 
 
-@settings(deadline=None)
 @given(patches=st.integers(1, 300), depth=st.integers(1, 40))
 def test_strength_zero_removes_nothing(patches: int, depth: int) -> None:
     for shape in SHAPES:
         assert shape(patches, depth, 0.0) == (patches,) * depth
 
 
-@settings(deadline=None)
 @given(**geometry, more=st.floats(0, 1))
 def test_more_strength_never_leaves_more(
     patches: int, depth: int, strength: float, more: float

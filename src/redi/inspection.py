@@ -15,11 +15,12 @@ from redi.classes import class_titles, head_classes
 from redi.config import RunConfig, saved_config
 from redi.corpus import corpus_map, tfidf_term
 from redi.distributed import choose_device
+from redi.equal import Geometry
 from redi.errors import ArtifactError, BackboneError, ConfigError
 from redi.evaluate import top5
 from redi.explained import Explained, Fate, Guess, corpus_steps, printable
 from redi.images import load_image, open_images
-from redi.probe import image_feature
+from redi.probe import LinearProbe, image_feature
 from redi.reduction import Budget, keep_merge_compress
 from redi.run import ATTENTION_SCORES
 from redi.score import hybrid
@@ -33,15 +34,14 @@ class Classifier:
 
     backbone: Backbone
     titles: Sequence[str]
-    probe: Mapping[str, Tensor] | None = None  # None: the checkpoint's own head
+    probe: LinearProbe | None = None  # None: the checkpoint's own head
     prenorm: bool = False
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self.probe is None:
             return self.backbone.classify(hidden)
         tokens = hidden if self.prenorm else self.backbone.final_norm(hidden)
-        feature = image_feature(tokens, self.backbone.prefix)
-        return feature @ self.probe["weight"].T + self.probe["bias"]
+        return self.probe.logits(image_feature(tokens, self.backbone.prefix))
 
     def guesses(self, hidden: Tensor) -> list[Guess]:
         best, values = top5(self.logits(hidden))
@@ -149,16 +149,14 @@ def inspect_in_run(
         file = Path(config.class_map) if config.class_map else None
         columns, _ = head_classes(folders, backbone.class_names or [], file)
     titles = class_titles(folders, backbone.class_names or [], columns, names)
+    given = _class_number(wanted, folders, titles) if wanted else None
 
     forward = _Forward.of(backbone, image, _index(image, config.val), config.seed)
     hidden, scores = forward.dense()
     classifier = _classifier(backbone, config, folder, titles)
     logits = classifier.logits(hidden)[0]
-    if wanted:
-        label = _class_number(wanted, folders, titles)
-    else:
-        own = logits if config.classifier != "native" else logits[columns]
-        label = int(own.argmax())
+    own = logits[columns] if config.classifier == "native" else logits
+    label = int(own.argmax()) if given is None else given
     words = forward.words(hidden, vocabulary["centroids"]).cpu()
     weights = stored["table"][label]
     tfidf = corpus_map(tfidf_term(stored), weights[None], words[None], [tuple(forward.views)])
@@ -189,12 +187,11 @@ def _explained(
         sequences = {"dense": hidden, **reduced}
         guesses = {row: classifier.guesses(found) for row, found in sequences.items()}
     words, lookups, aligned, valid = steps
-    side = forward.backbone.preprocessing.size // forward.backbone.patch_size
     return Explained(
         name=printable(name),
         looked_up=looked_up[0],
         labels=looked_up[1],
-        grid=(side, side),
+        grid=Geometry.of(forward.backbone).grid,
         budget=budget,
         crops=forward.crops,
         views=forward.views,
@@ -213,9 +210,10 @@ def _classifier(
 ) -> Classifier:
     if config.classifier == "native":
         return Classifier(backbone, backbone.class_names or [])
-    probe, _ = artifacts.load_named(folder, "probe")
-    on_device = {name: tensor.to(backbone.device) for name, tensor in probe.items()}
-    return Classifier(backbone, titles, on_device, config.probe.features == "prenorm")
+    stored, _ = artifacts.load_named(folder, "probe")
+    probe = LinearProbe(len(titles))
+    probe.weight_, probe.bias_ = (stored[name].to(backbone.device) for name in ("weight", "bias"))
+    return Classifier(backbone, titles, probe, config.probe.features == "prenorm")
 
 
 def _index(image: Path, validation: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -116,6 +116,14 @@ def validation_views(
         _random_view(width, height, random.Random(f"redi {seed} {index} 2")),
         _random_view(width, height, random.Random(f"redi {seed} {index} 3")),
     )
+
+
+def stored_views(
+    boxes: Int[Tensor, "views four"], flips: Bool[Tensor, " views"]
+) -> tuple[View, ...]:
+    """The views of an image as the records of a run hold them."""
+    pairs = zip(boxes.tolist(), flips.tolist(), strict=True)
+    return tuple(View(tuple(box), flip) for box, flip in pairs)
 
 
 def align(

@@ -148,8 +148,9 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
 
 def _destinations(explorer: Explorer, number: int, row: str) -> str:
     """For merged patches the kept patch they go into; for all others themselves."""
-    going = torch.arange(len(explorer.fate(number, row).source))
-    for patch, kept in explorer.fate(number, row).destinations.items():
+    fate = explorer.fate(number, row)
+    going = torch.arange(len(fate.source))
+    for patch, kept in fate.destinations.items():
         going[patch] = kept
     return _short(going)
 

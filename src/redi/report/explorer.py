@@ -15,7 +15,7 @@ from redi.classes import class_titles
 from redi.explained import Explained, Fate, Guess, corpus_steps, printable
 from redi.reduction import Budget
 from redi.run import SCORES
-from redi.views import View, to_bytes
+from redi.views import View, stored_views, to_bytes
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Explorer:
         return len(self.indices)
 
     def views(self, number: int) -> tuple[View, ...]:
-        boxes, flips = self.stored["boxes"][number].tolist(), self.stored["flips"][number].tolist()
-        return tuple(View(tuple(box), flip) for box, flip in zip(boxes, flips, strict=True))
+        return stored_views(self.stored["boxes"][number], self.stored["flips"][number])
 
     def fate(self, number: int, row: str) -> Fate:
         kept, _, _ = self.budget.counts(self.grid[0] * self.grid[1])
@@ -98,7 +97,6 @@ class Explorer:
             to_bytes(Image.open(BytesIO(self.crops[count * number + k])).convert("RGB"))
             for k in range(count)
         ]
-        rows = [row for row in ("dense", *SCORES) if self.predictions.has(classifier, row)]
         return Explained(
             name=self.names[number],
             looked_up=self.classes[label],
@@ -113,7 +111,7 @@ class Explorer:
             valid=valid,
             scores={row: self.stored[f"scores/{row}"][number].float() for row in SCORES},
             fates={row: self.fate(number, row) for row in SCORES},
-            guesses={row: self.guesses(number, classifier, row) for row in rows},
+            guesses={row: self.guesses(number, classifier, row) for row in ("dense", *SCORES)},
         )
 
 
@@ -125,9 +123,6 @@ class Predictions:
         self.indices = indices
         self._known: dict[tuple[str, str], dict[str, Tensor]] = {}
         self._places: dict[tuple[str, str], dict[int, int]] = {}
-
-    def has(self, classifier: str, row: str) -> bool:
-        return (self.folder / "predictions" / classifier / f"{row}.safetensors").exists()
 
     def all(self, classifier: str, row: str) -> dict[str, Tensor]:
         if (classifier, row) not in self._known:

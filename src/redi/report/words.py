@@ -9,9 +9,7 @@ from redi import artifacts
 @dataclass(frozen=True)
 class Figure2:
     blocks: list[tuple[int, list[int]]]  # of each block the patches a word was assigned, most first
-    frequency: list[
-        float
-    ]  # percent of the validation patches, by word of the last block, most first
+    frequency: list[float]  # percent of the validation patches: words of the last block, most first
     mass: list[float]  # percent of the REDI score on the same words
 
 

@@ -120,8 +120,7 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
         rows |= {field: words[field][at] for field in ("labels", "words", "boxes", "flips")}
         for row in SCORES:
             scores = rows[f"scores/{row}"] = stored[row][at]
-            patches = tokens.patches
-            reduction = reduce(patches, scores.float(), run.config.budget, tokens.grid)
+            reduction = reduce(tokens.patches, scores.float(), run.config.budget, tokens.grid)
             rows[f"source/{row}"] = reduction.source.to(torch.int16)
             rows[f"positions/{row}"] = reduction.positions.to(torch.int16)
         return rows

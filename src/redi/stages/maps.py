@@ -11,7 +11,7 @@ from redi.run import SCORES, Run
 from redi.score import hybrid
 from redi.stages.probe import load_probe
 from redi.variants import CorpusSettings, Variant
-from redi.views import View
+from redi.views import View, stored_views
 
 #: Images whose views are aligned at once.
 ALIGN_IMAGES = 1024
@@ -119,11 +119,8 @@ class ScoreMaps:
     def _all_views(self) -> list[tuple[View, ...]]:
         if not self._views:
             stored = self.run.load("scores/words")
-            boxes, flips = stored["boxes"].tolist(), stored["flips"].tolist()
-            self._views = [
-                tuple(View(tuple(box), flip) for box, flip in zip(*image, strict=True))
-                for image in zip(boxes, flips, strict=True)
-            ]
+            images = zip(stored["boxes"], stored["flips"], strict=True)
+            self._views = [stored_views(boxes, flips) for boxes, flips in images]
         return self._views
 
 
