@@ -1,0 +1,27 @@
+"""The command line: parse, build the configuration, call one library function, print.
+
+Heavy imports happen inside the commands, so that help appears at once.
+"""
+
+import sys
+
+import typer
+
+from redi.cli.app import app
+from redi.errors import RediError
+
+# Help lists the commands in the order in which they are imported.
+from redi.cli import run  # isort: skip
+from redi.cli import measure  # isort: skip
+from redi.cli import look  # isort: skip
+
+__all__ = ["app", "look", "main", "measure", "run"]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and exit code 1, never a traceback."""
+    try:
+        app()
+    except RediError as error:
+        typer.echo(f"redi: {error}", err=True)
+        sys.exit(1)
