@@ -16,15 +16,18 @@ __version__ = "0.1.0"
 
 #: Public names and where they live; modules are reached by their own names (``redi.score.minmax``).
 _HOME = {
+    "Accelerated": "deploy",
     "Backbone": "backbone",
     "Budget": "reduction",
     "CorpusStatistics": "tfidf",
     "LinearProbe": "probe",
     "RediError": "errors",
+    "Setting": "deploy",
     "Reduction": "reduction",
     "Tokens": "backbone",
     "View": "views",
     "Vocabulary": "vocabulary",
+    "accelerate": "deploy",
     "hybrid": "score",
     "load_backbone": "backbone",
     "minmax": "score",
@@ -32,21 +35,24 @@ _HOME = {
     "unreduce": "reduction",
 }
 _MODULES = (
-    "attention backbone cost errors evaluate images pipeline probe reduction score "
+    "attention backbone cost deploy errors evaluate images pipeline probe reduction score "
     "tfidf views vocabulary"
 ).split()
 
 __all__ = [
+    "Accelerated",
     "Backbone",
     "Budget",
     "CorpusStatistics",
     "LinearProbe",
     "RediError",
     "Reduction",
+    "Setting",
     "Tokens",
     "View",
     "Vocabulary",
     "__version__",
+    "accelerate",
     "hybrid",
     "load_backbone",
     "minmax",
@@ -56,6 +62,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from redi.backbone import Backbone, Tokens, load_backbone
+    from redi.deploy import Accelerated, Setting, accelerate
     from redi.errors import RediError
     from redi.probe import LinearProbe
     from redi.reduction import Budget, Reduction, reduce, unreduce

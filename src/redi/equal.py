@@ -57,12 +57,20 @@ def one_shot_cost(reducer: OneShot, budget: Budget, after: int, on: Geometry) ->
     return (blocks + reducer.products(budget, on.grid, on.width)) / on.dense
 
 
-def schedule_cost(reducer: Progressive, schedule: Schedule, on: Geometry) -> float:
-    """In each block attention sees the tokens that came in, the MLP those that are left."""
+def schedule_cost(
+    reducer: Progressive, schedule: Schedule, on: Geometry, prefix_only: bool = False
+) -> float:
+    """In each block attention sees the tokens that came in, the MLP those that are left.
+
+    With ``prefix_only`` the last block's MLP sees the prefix alone (see ``encode_progressively``).
+    """
     before = (on.patches, *schedule[:-1])
-    blocks = progressive_cost(
-        [on.prefix + n for n in before], [on.prefix + n for n in schedule], on.width
-    )
+    if prefix_only:
+        schedule = (*schedule[:-1], before[-1])
+    after = [on.prefix + n for n in schedule]
+    if prefix_only:
+        after[-1] = on.prefix
+    blocks = progressive_cost([on.prefix + n for n in before], after, on.width)
     own = sum(
         reducer.products(n, m, on.width, on.head_dim)
         for n, m in zip(before, schedule, strict=True)
@@ -94,12 +102,28 @@ def _budgets(on: Geometry, like: Budget) -> list[Budget]:
 
 
 @cache
-def _schedules(reducer: Progressive, on: Geometry) -> list[tuple[float, Schedule]]:
+def _schedules(
+    reducer: Progressive, on: Geometry, prefix_only: bool = False
+) -> list[tuple[float, Schedule]]:
     """Every schedule of a reducer's shape, weakest first, with its cost."""
     shapes = dict.fromkeys(
         reducer.schedule(on.patches, on.depth, step / STEPS) for step in range(STEPS + 1)
     )
-    return [(schedule_cost(reducer, schedule, on), schedule) for schedule in shapes]
+    return [(schedule_cost(reducer, schedule, on, prefix_only), schedule) for schedule in shapes]
+
+
+def schedule_within_cost(
+    reducer: Progressive, cost: float, on: Geometry, prefix_only: bool = False
+) -> Schedule:
+    """The gentlest one that costs no more."""
+    known = _schedules(reducer, on, prefix_only)
+    for found, schedule in known:
+        if found <= cost:
+            return schedule
+    raise ConfigError(
+        f"A relative cost of {cost:g} cannot be met: the least here is "
+        f"{min(found for found, _ in known):.3f}."
+    )
 
 
 def schedule_for_cost(reducer: Progressive, cost: float, on: Geometry) -> Schedule:

@@ -31,3 +31,7 @@ class ConfigError(RediError):
 
 class LoaderError(RediError):
     """Images could not be brought to the encoder."""
+
+
+class ExportError(RediError):
+    """A model that could not be written in another format, or does not compute the same there."""

@@ -48,6 +48,7 @@ class Head:
     model: type[nn.Module]
     trunk: str  # attribute under which the class keeps the encoder
     classify: Callable[[Any, Normed, int], Logits]  # (model, normed tokens, prefix) -> logits
+    prefix_only: bool  # whether it reads prefix tokens alone
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Family:
     prefix: Callable[[Any], int]
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
     halves: Halves
+    pool: Callable[[Any, Normed], Tensor | None]  # (encoder, normed tokens) -> pooler_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ class TransformersFamily(Family):
 
     config: type[PreTrainedConfig]
     encoder: type[PreTrainedModel]
-    encoder_options: dict[str, Any]
+    optional_pooler: bool = False  # whether an encoder may have a layer for ``pooler_output``
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
 
 
@@ -120,6 +122,15 @@ _PLAIN = Halves(_attend, _transform)  # ViT, DeiT, MAE
 _SCALED = Halves(_attend_scaled, _transform_scaled)  # the DINO families: with layer scale
 
 
+def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
+    """ViT, DeiT: a layer on CLS, which a model may lack."""
+    return None if encoder.pooler is None else encoder.pooler(normed)
+
+
+def _pool_cls(_encoder: Any, normed: Normed) -> Tensor | None:
+    return normed[:, 0]
+
+
 def _classify_cls(model: Any, normed: Normed, _prefix: int) -> Logits:
     logits: Tensor = model.classifier(normed[:, 0])
     return logits
@@ -141,14 +152,17 @@ def _classify_distilled(model: Any, normed: Normed, _prefix: int) -> Logits:
 _VIT = TransformersFamily(
     config=ViTConfig,
     encoder=ViTModel,
-    encoder_options={"add_pooling_layer": False},
+    optional_pooler=True,
     blocks="layers",
     norm="layernorm",
     prefix=lambda config: 1,
     embed=_embed_interpolated,
     halves=_PLAIN,
+    pool=_pool_dense,
     heads={
-        "ViTForImageClassification": Head(ViTForImageClassification, "vit", _classify_cls),
+        "ViTForImageClassification": Head(
+            ViTForImageClassification, "vit", _classify_cls, prefix_only=True
+        ),
     },
 )
 
@@ -157,43 +171,44 @@ FAMILIES: dict[str, TransformersFamily] = {
     "dinov3_vit": TransformersFamily(
         config=DINOv3ViTConfig,
         encoder=DINOv3ViTModel,
-        encoder_options={},
         blocks="model.layer",
         norm="norm",
         prefix=lambda config: 1 + config.num_register_tokens,
         embed=_embed_rope,
         halves=_SCALED,
+        pool=_pool_cls,
         heads={},
     ),
     "dinov2": TransformersFamily(
         config=Dinov2Config,
         encoder=Dinov2Model,
-        encoder_options={},
         blocks="encoder.layer",
         norm="layernorm",
         prefix=lambda config: 1,
         embed=_embed_learned,
         halves=_SCALED,
+        pool=_pool_cls,
         heads={
             "Dinov2ForImageClassification": Head(
-                Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean
+                Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean, prefix_only=False
             ),
         },
     ),
     "dinov2_with_registers": TransformersFamily(
         config=Dinov2WithRegistersConfig,
         encoder=Dinov2WithRegistersModel,
-        encoder_options={},
         blocks="encoder.layer",
         norm="layernorm",
         prefix=lambda config: 1 + config.num_register_tokens,
         embed=_embed_learned,
         halves=_SCALED,
+        pool=_pool_cls,
         heads={
             "Dinov2WithRegistersForImageClassification": Head(
                 Dinov2WithRegistersForImageClassification,
                 "dinov2_with_registers",
                 _classify_cls_and_mean,
+                prefix_only=False,
             ),
         },
     ),
@@ -203,16 +218,19 @@ FAMILIES: dict[str, TransformersFamily] = {
     "deit": TransformersFamily(
         config=DeiTConfig,
         encoder=DeiTModel,
-        encoder_options={"add_pooling_layer": False},
+        optional_pooler=True,
         blocks="layers",
         norm="layernorm",
         prefix=lambda config: 2,
         embed=_embed_interpolated,
         halves=_PLAIN,
+        pool=_pool_dense,
         heads={
-            "DeiTForImageClassification": Head(DeiTForImageClassification, "deit", _classify_cls),
+            "DeiTForImageClassification": Head(
+                DeiTForImageClassification, "deit", _classify_cls, prefix_only=True
+            ),
             "DeiTForImageClassificationWithTeacher": Head(
-                DeiTForImageClassificationWithTeacher, "deit", _classify_distilled
+                DeiTForImageClassificationWithTeacher, "deit", _classify_distilled, prefix_only=True
             ),
         },
     ),

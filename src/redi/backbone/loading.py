@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import safe_open
 from transformers import ViTConfig
 from transformers.utils import logging
 
@@ -68,12 +69,14 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     named = architectures if isinstance(architectures, list) else [architectures]
     head = next((family.heads[name] for name in map(str, named) if name in family.heads), None)
     model_class: Any = head.model if head else family.encoder
-    options = {} if head else family.encoder_options
+    options: dict[str, Any] = {}
+    if family.optional_pooler and not head:
+        options["add_pooling_layer"] = _has_pooler(folder)
     with _quiet_transformers():
         try:
             config = family.config.from_dict(settings)
             if kind == "vit_mae":
-                config = _plain_vit_config(config)
+                config = plain_vit_config(config)
             patch_size = square_patch(config)
             loaded: Any = model_class.from_pretrained(
                 folder,
@@ -193,7 +196,23 @@ def _require_safetensors(folder: Path, name: str | Path) -> None:
             )
 
 
-def _plain_vit_config(mae: Any) -> ViTConfig:
+def _has_pooler(folder: Path) -> bool:
+    """Whether the weights hold the layer behind ``pooler_output``; a random one would be no use."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        try:
+            with safe_open(folder / "model.safetensors", "pt") as weights:
+                names = list(weights.keys())
+        except Exception as error:  # its own error type is not public
+            raise BackboneError(
+                f"{folder / 'model.safetensors'} cannot be read: {_first_line(error)}"
+            ) from None
+    else:
+        names = list(_read_json(index)["weight_map"])
+    return any("pooler." in name for name in names)
+
+
+def plain_vit_config(mae: Any) -> ViTConfig:
     """The encoder half of an MAE configuration."""
     shared = set(ViTConfig().to_dict()) & set(mae.to_dict())
     fields = {key: getattr(mae, key) for key in shared - {"model_type", "architectures"}}

@@ -183,11 +183,14 @@ class Backbone(nn.Module):
         reducer: Progressive,
         schedule: Schedule,
         scores: Float[Tensor, "batch patches"] | None = None,
+        prefix_only: bool = False,
     ) -> "Shortened":
         """All blocks with ``reducer`` at work between attention and MLP of each.
 
         ``schedule[k]`` patch tokens leave block k. A block that removes nothing is left alone.
-        ``scores`` are handed to the reducer, the best of its members for a merged token.
+        ``scores`` are handed to the reducer, the best of its members for a merged token. With
+        ``prefix_only`` only the prefix goes through the last block's MLP and comes out, which is
+        exact for a head that reads nothing else; the last block then removes nothing.
         """
         batch, n = tokens.patches.shape[:2]
         check_schedule(schedule, n, self.depth, reducer.halving)
@@ -200,6 +203,9 @@ class Backbone(nn.Module):
             options: dict[str, Any] = {} if bias is None else {"attention_mask": bias}
             if tokens.rope is not None:
                 options["position_embeddings"] = tokens.rope
+            if prefix_only and block == self.depth - 1:
+                hidden = self._finish_prefix(tokens, options)
+                return Shortened(hidden, sizes, source)
             if count == tokens.patches.shape[1]:
                 hidden = self.blocks[block](tokens.sequence, **options)
                 tokens = tokens.advanced(hidden)
@@ -235,6 +241,14 @@ class Backbone(nn.Module):
             if reducer.proportional:
                 bias = self._size_bias(sizes, hidden.dtype)
         return Shortened(tokens.sequence, sizes, source)
+
+    def _finish_prefix(
+        self, tokens: Tokens, options: Mapping[str, Any]
+    ) -> Float[Tensor, "batch prefix dim"]:
+        """The last block for a head that reads the prefix: no MLP for the patches."""
+        halves, last = self.family.halves, self.blocks[-1]
+        attended = halves.attend(last, tokens.sequence, **options)
+        return halves.transform(last, attended[:, : self.prefix])
 
     def _size_bias(
         self, sizes: Float[Tensor, "batch patches"], dtype: torch.dtype

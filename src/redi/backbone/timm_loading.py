@@ -19,7 +19,7 @@ from torch import nn
 from redi.backbone.families import square
 from redi.backbone.inputs import constants, geometry
 from redi.backbone.model import Backbone, Preprocessing
-from redi.backbone.timm_model import TIMM, TIMM_HEAD, TimmConfig, TimmModel
+from redi.backbone.timm_model import TIMM, TimmConfig, TimmModel, timm_head
 from redi.errors import BackboneError
 
 #: What comes before a name of timm's, or before a folder in its format.
@@ -104,7 +104,7 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
     )
     preprocessing = timm_preprocessing(folder / "config.json", options, config.patch_size)
     model = TimmModel(vit.float(), config)
-    return Backbone(model, TIMM, TIMM_HEAD if has_head else None, preprocessing)
+    return Backbone(model, TIMM, timm_head(vit) if has_head else None, preprocessing)
 
 
 def import_timm() -> Any:

@@ -195,5 +195,10 @@ TIMM = Family(
     prefix=lambda config: config.prefix,
     embed=_embed,
     halves=Halves(TimmBlock.attend, TimmBlock.transform),
+    pool=lambda encoder, normed: None,
 )
-TIMM_HEAD = Head(TimmModel, "", _classify)
+
+
+def timm_head(vit: Any) -> Head:
+    """``global_pool`` says what the head reads; ``token`` is CLS, or the pair of a distilled model."""
+    return Head(TimmModel, "", _classify, prefix_only=vit.global_pool == "token")

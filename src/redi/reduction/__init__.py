@@ -11,9 +11,10 @@ from redi.reduction.oneshot import ONE_SHOT, OPERATOR, WORD_MERGING, OneShot
 from redi.reduction.operator import keep_merge_compress, reduce
 from redi.reduction.peers import PEERS
 from redi.reduction.progressive import Inside, Progressive, Schedule
+from redi.reduction.protected import OURS
 from redi.reduction.result import DROPPED, Reduction, unreduce
 
-PROGRESSIVE: dict[str, Progressive] = {**PEERS, **CLUSTERING}
+PROGRESSIVE: dict[str, Progressive] = {**OURS, **PEERS, **CLUSTERING}
 
 __all__ = [
     "DROPPED",

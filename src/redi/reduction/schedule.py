@@ -1,14 +1,18 @@
-"""How many patch tokens leave each block: the shapes that the peers' papers use.
+"""How many patch tokens leave each block: the shapes that the peers' papers use, and our own.
 
 A shape is a function of (patches, depth, strength): strength 0 removes nothing, 1 as much as the
-shape allows. ``constant`` and ``ratio`` never remove more than half of a block's patch tokens, which is
-all that bipartite matching can do.
+shape allows. All but ``thrice`` never remove more than half of a block's patch tokens, which is all
+that bipartite matching can do.
 """
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 from redi.errors import InvalidInput
 from redi.reduction.progressive import Schedule
+
+#: How much of the removal lies in the first of the blocks that remove: 1 would be an equal share each.
+EARLY = 1.5
 
 
 def constant(patches: int, depth: int, strength: float) -> Schedule:
@@ -20,6 +24,36 @@ def constant(patches: int, depth: int, strength: float) -> Schedule:
 def ratio(patches: int, depth: int, strength: float) -> Schedule:
     """PiToMe: the same share in every block, up to a half."""
     return _halved(patches, [patches * (1 - strength / 2) ** (k + 1) for k in range(depth)])
+
+
+def early_shares(depth: int) -> tuple[float, ...]:
+    """Much early, little late, in blocks 3 to 11 of 12 and the same places of other depths: after a
+    share x of these blocks, 1 - (1 - x)^1.5 of what shall go has gone."""
+    first, last = round(depth * 2 / 12), depth - max(round(depth / 12), 1)
+    gone = [1 - (1 - _between(block + 1, first, last)) ** EARLY for block in range(depth)]
+    return tuple(after - before for before, after in pairwise((0.0, *gone)))
+
+
+def _between(block: int, first: int, last: int) -> float:
+    return min(max((block - first) / max(last - first, 1), 0.0), 1.0)
+
+
+def by_shares(shares: Sequence[float]) -> Callable[[int, int, float], Schedule]:
+    """The shape in which each block removes its share of ``strength`` times all patches, or half of
+    what it is given where that is less."""
+    gone = list(accumulate(shares))
+
+    def schedule(patches: int, depth: int, strength: float) -> Schedule:
+        if len(gone) != depth:
+            raise InvalidInput(f"There are shares of {len(gone)} blocks for {depth} blocks.")
+        return _halved(patches, [patches * (1 - strength * share) for share in gone])
+
+    return schedule
+
+
+def early(patches: int, depth: int, strength: float) -> Schedule:
+    """The shape of :func:`early_shares`."""
+    return by_shares(early_shares(depth))(patches, depth, strength)
 
 
 def thrice(patches: int, depth: int, strength: float) -> Schedule:

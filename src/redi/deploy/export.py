@@ -1,0 +1,117 @@
+"""ONNX with fixed shapes: the numbers of tokens are constants of the graph."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from redi.deploy.model import Accelerated
+from redi.errors import ConfigError, ExportError
+
+#: Largest difference from PyTorch, relative to the largest output, that an export may have.
+TOLERANCE = 1e-3
+INPUT = "pixel_values"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was run and compared."""
+
+    file: Path
+    inputs: tuple[int, ...]
+    outputs: tuple[str, ...]
+    difference: float  # the largest from PyTorch, relative to the largest output
+    bytes: int
+
+
+@torch.no_grad()
+def export(
+    model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch channels height width"]
+) -> Exported:
+    """Write ``model`` for inputs of the shape of ``pixels``, run it in onnxruntime and compare.
+
+    ``pixels`` should be real images, normalised: on noise, tokens are so nearly alike that rounding
+    may choose another one to merge. The file appears only if the comparison holds.
+    """
+    runtime, sort = _libraries()
+    file = Path(file)
+    if not file.parent.is_dir():
+        raise ConfigError(f"There is no folder {file.parent} for {file.name}.")
+    if model.dtype != torch.float32:
+        raise ConfigError(f"Export a model in float32, not {model.dtype}: model.float().")
+    named = _Named(model, tuple(model(pixels).keys())).eval()
+    wanted = named(pixels)
+    draft = file.with_name(f".{file.name}.draft")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own internals
+            program = torch.onnx.export(
+                named,
+                (pixels,),
+                dynamo=True,
+                input_names=[INPUT],
+                output_names=list(named.names),
+                custom_translation_table={torch.ops.aten.sort.stable: sort},
+                verbose=False,
+            )
+            assert program is not None
+            program.save(draft, external_data=False)
+        session = runtime.InferenceSession(draft, providers=["CPUExecutionProvider"])
+        found = session.run(None, {INPUT: pixels.cpu().numpy()})
+        difference = max(map(_difference, found, wanted))
+        if not difference <= TOLERANCE:
+            raise ExportError(
+                f"onnxruntime's outputs differ from PyTorch's by {difference:.1g} of the largest, more "
+                f"than {TOLERANCE:g}: nothing was written."
+            )
+        draft.replace(file)
+    except (ExportError, OSError):
+        raise
+    except Exception as error:  # whatever the exporter or the runtime say
+        lines = " ".join(str(error).split())
+        raise ExportError(f"The export failed ({type(error).__name__}): {lines[:200]}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return Exported(file, tuple(pixels.shape), named.names, difference, file.stat().st_size)
+
+
+class _Named(nn.Module):
+    """Outputs as a plain tuple."""
+
+    def __init__(self, model: Accelerated, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        output = self.model(pixel_values)
+        return tuple(output[name] for name in self.names)
+
+
+def _difference(found: Any, wanted: Tensor) -> float:
+    expected = wanted.float().cpu()
+    return float((torch.from_numpy(found).float() - expected).abs().max() / expected.abs().max())
+
+
+def _libraries() -> tuple[Any, Any]:
+    """onnxruntime, and the stable sort, which torch's exporter lacks: ONNX's TopK of all entries, which
+    puts the lower index first where two are equal."""
+    try:
+        import onnxruntime
+        from onnxscript import opset18
+    except ImportError:
+        raise ConfigError(
+            "ONNX needs onnx, onnxruntime and onnxscript: pip install 'redi-vit[onnx]'."
+        ) from None
+
+    op: Any = opset18
+
+    def sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        assert stable
+        count = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
+        return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
+
+    return onnxruntime, sort
