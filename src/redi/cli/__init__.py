@@ -14,8 +14,9 @@ from redi.errors import RediError
 from redi.cli import run  # isort: skip
 from redi.cli import measure  # isort: skip
 from redi.cli import look  # isort: skip
+from redi.cli import deploy  # isort: skip
 
-__all__ = ["app", "look", "main", "measure", "run"]
+__all__ = ["app", "deploy", "look", "main", "measure", "run"]
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ def compare(
     study: Annotated[
         list[str] | None,
         typer.Option(
-            help="scorers, reducers (equal tokens), costs (equal cost), sweep, ablations; all "
-            "without it. May be given more than once, as all options below."
+            help="scorers, reducers (equal tokens), costs (equal cost), deployable, sweep, ablations; "
+            "all without it. May be given more than once, as all options below."
         ),
     ] = None,
     scorer: Annotated[

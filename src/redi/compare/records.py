@@ -15,8 +15,8 @@ FILE = "compare.json"
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a study and its comparisons. p-values are exact McNemar tests, corrected by Holm's
-    method over the rows of the study; intervals are paired bootstraps."""
+    """A row of a study and its comparisons. p-values of Top-1 are exact McNemar tests; all are
+    corrected by Holm's method over the rows of the study; intervals are paired bootstraps."""
 
     row: Row
     p_dense: float
@@ -24,6 +24,7 @@ class Line:
     delta_reference: float  # points of Top-1 against the reference row
     reference_interval: tuple[float, float]
     p_reference: float
+    p_divergence: float  # paired test of the mean KL divergence against the reference row's
     spearman: float | None  # of the score with the reference row's, mean over images
     overlap: float | None  # percent of the kept patches that the reference row keeps too
 

@@ -11,7 +11,14 @@ from redi.records import Results
 from redi.run import Run
 from redi.stages.evaluate import prediction_name
 from redi.stages.maps import ScoreMaps
-from redi.statistics import holm, keep_overlap, mcnemar, paired_bootstrap, spearman
+from redi.statistics import (
+    holm,
+    keep_overlap,
+    mcnemar,
+    paired_bootstrap,
+    paired_mean_test,
+    spearman,
+)
 from redi.variants import Variant
 
 
@@ -22,14 +29,18 @@ def summarise(
     default = run.config.budget
     names = list(dict.fromkeys(variant.name(default) for variant in study.variants))
     variants = {variant.name(default): variant for variant in study.variants}
-    correct = {name: _correct(run, classifier, name) for name in ("dense", *names)}
     reference = study.reference.name(default)
-    correct.setdefault(reference, _correct(run, classifier, reference))
+    used = dict.fromkeys(["dense", *names, reference])
+    found = {name: run.load(prediction_name(classifier, name)) for name in used}
+    correct = {name: hits(one["top5"], one["labels"])[0] for name, one in found.items()}
     rows = {name: results.row(name, classifier) for name in dict.fromkeys([*names, reference])}
     to_dense = holm([rows[name].p_value for name in names])
     others = [name for name in names if name != reference]
     tests = [_mcnemar(correct[name], correct[reference]) for name in others]
     to_reference = dict(zip(others, holm(tests), strict=True))
+    strayed = {name: one["divergence"] for name, one in found.items()}
+    tests = [paired_mean_test(strayed[name], strayed[reference]) for name in others]
+    strayed_more = dict(zip(others, holm(tests), strict=True))
     ranking = maps.map(study.reference, classifier)
     keep, _, _ = default.counts(ranking.shape[1]) if ranking is not None else (0, 0, 0)
     lines = []
@@ -44,16 +55,12 @@ def summarise(
                 delta_reference=against.delta,
                 reference_interval=against.interval,
                 p_reference=to_reference.get(name, 1.0),
+                p_divergence=strayed_more.get(name, 1.0),
                 spearman=rho,
                 overlap=overlap,
             )
         )
     return Comparison(study.name, study.title, classifier, rows[reference], lines)
-
-
-def _correct(run: Run, classifier: str, name: str) -> Tensor:
-    found = run.load(prediction_name(classifier, name))
-    return hits(found["top5"], found["labels"])[0]
 
 
 def _mcnemar(first: Tensor, second: Tensor) -> float:

@@ -32,6 +32,11 @@ SWEEP = tuple(step / 10 for step in range(1, 10))
 SLOW = ("fuse", "word-merging", "atc", "token-pooling", "ats")
 #: Relative costs of the equal-cost tables, beside that of the paper's operator.
 COSTS = (0.65, 0.75)
+#: Relative costs at which what needs no label and no dense pass is compared.
+DEPLOYABLE_COSTS = (0.55, 0.65, 0.75)
+#: What ``redi.accelerate`` does, and the others that need no label and no dense pass.
+OWN = "protected"
+DEPLOYABLE = (OWN, "tome-early", "tome", "pitome", "evit")
 #: A cost so near the run's own budget's is met by that budget, whose rows exist already.
 NEAR = 0.005
 
@@ -126,6 +131,25 @@ def costs(bench: Bench) -> list[Study]:
     return studies
 
 
+def deployable(bench: Bench) -> list[Study]:
+    """What needs no label and no dense pass, at equal cost: our own step and schedule, ToMe on its own
+    and on our schedule, the other peers, and Top-K pruning and the paper's operator once, by the CLS
+    attention of a third of the depth."""
+    score, studies = f"cls_mean@{bench.later}", []
+    for cost in DEPLOYABLE_COSTS:
+        rows = [row for name in DEPLOYABLE for row in at_cost(bench, name, cost)]
+        own = next(row for row in rows if row.reducer == OWN)
+        for name in ("prune", OPERATOR):
+            reducer = bench.known.reducers[name]
+            assert isinstance(reducer, OneShot)
+            with suppress(ConfigError):
+                budget = budget_for_cost(reducer, cost, bench.later, bench.on, bench.budget)
+                rows.append(bench.row(score, reducer=name, after=bench.later, budget=budget))
+        title = f"No label and no dense pass, at a cost of {cost:.2f}"
+        studies.append(Study(f"deployable-{cost:.2f}", title, rows, own))
+    return studies
+
+
 def sweep(bench: Bench) -> list[Study]:
     """Keep rates of 10 to 90 %; progressive reducers at the cost of the paper's operator there.
 
@@ -183,6 +207,7 @@ STUDIES: dict[str, Callable[[Bench], list[Study]]] = {
     "scorers": scorers,
     "reducers": reducers,
     "costs": costs,
+    "deployable": deployable,
     "sweep": sweep,
     "ablations": ablations,
 }

@@ -9,8 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from redi.backbone import Backbone
+from redi.demo.generator import scene
 from redi.deploy.model import Accelerated
 from redi.errors import ConfigError, ExportError
+from redi.images import load_image
 
 #: Largest difference from PyTorch, relative to the largest output, that an export may have.
 TOLERANCE = 1e-3
@@ -77,6 +80,16 @@ def export(
     finally:
         draft.unlink(missing_ok=True)
     return Exported(file, tuple(pixels.shape), named.names, difference, file.stat().st_size)
+
+
+def example_pixels(
+    backbone: Backbone, batch: int, image: Path | None = None
+) -> Float[Tensor, "batch channels height width"]:
+    """A picture, or scenes that are drawn for the purpose, as the backbone's input."""
+    prepare = backbone.preprocessing
+    if image is not None:
+        return prepare(load_image(image)).expand(batch, -1, -1, -1).contiguous()
+    return torch.stack([prepare(scene(seed=0, index=index).image) for index in range(batch)])
 
 
 class _Named(nn.Module):

@@ -69,7 +69,7 @@ class Accelerated(nn.Module):
         self.setting = setting
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
         self._schedules: dict[Grid, Schedule] = {}
-        self.schedule(Geometry.of(backbone).grid)  # a setting that does not fit is refused now
+        self.schedule(self.grid)  # a setting that does not fit is refused now
 
     @property
     def config(self) -> Any:
@@ -100,10 +100,14 @@ class Accelerated(nn.Module):
             self._schedules[grid] = self.setting.schedule(on, self.prefix_only)
         return self._schedules[grid]
 
+    @property
+    def grid(self) -> Grid:
+        """Of the backbone's usual input."""
+        return Geometry.of(self.backbone).grid
+
     def cost(self, grid: Grid | None = None) -> float:
         """Relative to dense; steps of whole tokens keep it a little below what was asked for."""
-        on = Geometry.of(self.backbone)
-        on = replace(on, grid=grid or on.grid)
+        on = replace(Geometry.of(self.backbone), grid=grid or self.grid)
         return schedule_cost(self.setting.reducer, self.schedule(on.grid), on, self.prefix_only)
 
     def extra_repr(self) -> str:

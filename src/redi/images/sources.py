@@ -57,14 +57,10 @@ class FolderImages:
         self.labels: list[int] = []
         self._sizes: list[int] = []
         for label, folder in enumerate(folders):
-            for file in sorted(
-                folder.rglob("*"), key=lambda path: path.relative_to(root).as_posix()
-            ):
-                hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-                if file.suffix.lower() in SUFFIXES and not hidden and file.is_file():
-                    self.files.append(file.relative_to(root).as_posix())
-                    self.labels.append(label)
-                    self._sizes.append(file.stat().st_size)
+            files, sizes = _pictures(folder, root)
+            self.files += files
+            self._sizes += sizes
+            self.labels += [label] * len(files)
 
     def load(self, index: int) -> Image.Image:
         """A file that was there and cannot be read any more stops the run: skipping it, and perhaps a
@@ -82,6 +78,17 @@ class FolderImages:
     def fingerprint(self) -> str:
         lines = [f"{file} {size}" for file, size in zip(self.files, self._sizes, strict=True)]
         return digest_lines([*self.class_names, "", *lines])
+
+
+class FlatImages(FolderImages):
+    """All pictures under a folder, without classes, in the order of their paths."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = str(root)
+        self.class_names = []
+        self.files, self._sizes = _pictures(root, root)
+        self.labels = [0] * len(self.files)
 
 
 class Relabelled:
@@ -133,6 +140,28 @@ def _open_path(where: str, path: Path) -> LabelledImages:
 
         return _not_empty(ShardImages.from_pattern(path / "*.tar"))
     return _not_empty(FolderImages(path))
+
+
+def open_pictures(where: str) -> LabelledImages:
+    """As :func:`open_images`, or a folder whose pictures lie in no class folders."""
+    path = Path(where).expanduser()
+    if path.is_dir():
+        files = [entry for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES]
+        if any(file.is_file() for file in files):
+            return FlatImages(path)
+    return open_images(where)
+
+
+def _pictures(folder: Path, root: Path) -> tuple[list[str], list[int]]:
+    """Paths of the pictures in ``folder``, relative to ``root``, and their sizes in bytes."""
+    files: list[str] = []
+    sizes: list[int] = []
+    for file in sorted(folder.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.suffix.lower() in SUFFIXES and not hidden and file.is_file():
+            files.append(file.relative_to(root).as_posix())
+            sizes.append(file.stat().st_size)
+    return files, sizes
 
 
 def relabel(validation: LabelledImages, training: LabelledImages) -> LabelledImages:

@@ -83,13 +83,11 @@ def merge_pairs(
     targets: Int[Tensor, "batch targets"],
     merged: Int[Tensor, "batch merged"],
     destination: Int[Tensor, "batch merged"],
-    relevance: Float[Tensor, "batch patches"] | None = None,
 ) -> Reduction:
     """Size-weighted means of each target and what merges into it; the rest comes first, unchanged.
 
     ``destination`` are places within ``targets``. The sums are a product with the assignment matrix,
-    which is deterministic on every device. A merged token carries the position of its target, or with
-    ``relevance`` that of its most relevant member.
+    which is deterministic on every device.
     """
     exact = torch.promote_types(inside.patches.dtype, torch.float32)
     sizes = inside.sizes.to(exact)
@@ -104,21 +102,12 @@ def merge_pairs(
     )
     grown = summed / (own + assignment.sum(dim=2, keepdim=True))
     # A target that nobody joined keeps its value to the last bit: x * s / s may not.
-    joined = assignment != 0
-    grown = torch.where(
-        joined.any(dim=2, keepdim=True),
-        grown.to(inside.patches.dtype),
-        take(inside.patches, targets),
-    )
-    source = places(torch.cat([rest, targets], dim=1), inside.patches.shape[1])
-    leaders = targets
-    if relevance is not None:
-        guests = torch.where(joined, relevance.gather(1, merged)[:, None], -torch.inf)
-        best, guest = guests.max(dim=2)
-        leads = best > relevance.gather(1, targets)
-        leaders = torch.where(leads, merged.gather(1, guest), targets)
+    joined = assignment.any(dim=2, keepdim=True)
+    grown = torch.where(joined, grown.to(inside.patches.dtype), take(inside.patches, targets))
+    positions = torch.cat([rest, targets], dim=1)
+    source = places(positions, inside.patches.shape[1])
     return Reduction(
         torch.cat([take(inside.patches, rest), grown], dim=1),
-        torch.cat([rest, leaders], dim=1),
+        positions,
         source.scatter(1, merged, rest.shape[1] + destination),
     )

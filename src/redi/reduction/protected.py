@@ -1,56 +1,91 @@
 """Relevance-protected merging: our own progressive reducer, which needs no label and no dense pass.
 
-The relevance of a token does not choose what stays. It only makes a token dearer to merge: among
-tokens that are alike, those that CLS looks at are merged last.
+Relevance does not choose what stays. It makes a token dearer to merge and heavier in the mean: among
+tokens that are alike, those that CLS looks at are merged last, and what they are merged with becomes
+like them.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from redi.reduction.peers import PEERS
-from redi.reduction.progressive import Inside, Progressive, merge_pairs
-from redi.reduction.result import Reduction
+from redi.reduction.progressive import Inside, Progressive
+from redi.reduction.result import Reduction, take
 from redi.reduction.schedule import early
 
-#: What the most relevant token has to gain in cosine to be merged as early as the least relevant.
-PROTECTION = 0.3
+#: Exponent of relevance in the damage of a merge; 0 would be distance alone.
+PROTECTION = 0.5
+#: Least relevance, so that every token has some weight.
+LEAST = 1e-8
 
 
 def protected(inside: Inside, count: int, protection: float = PROTECTION) -> Reduction:
-    """Bipartite matching as in ToMe, of hidden states, with a price on relevance.
+    """Bipartite matching as in ToMe, where a merge costs the damage it does.
 
-    Tokens go alternately into A and B. Each of A proposes to its most similar one of B (cosine of the
-    hidden states after attention, which are what is merged); the edges of the highest
+    Tokens go alternately into A and B. A token a of A would merge into the nearest b of B (hidden
+    states after attention, which are what is merged), and that would do a damage of
 
-        cos(x_a, x_b) - protection * rank(a)
+        relevance(a) ^ protection * |x_a - x_b|^2.
 
-    are merged, size-weighted. rank is the place of a by relevance among all tokens, 0 to 1; relevance
-    is the CLS attention of the same block, or the score given from outside.
+    The merges of least damage are made. A merged token is the relevance-weighted mean of its members,
+    at the relevance-weighted mean of their lengths: a plain mean of vectors that differ is shorter than
+    they are. It carries the position of its most relevant member and stands where b stood, so that the
+    next block alternates over neighbours again. Relevance is the CLS attention of the same block, or
+    the score given from outside.
     """
     n = inside.patches.shape[1]
     remove = n - count
-    states = normalize(inside.patches.float(), dim=-1)
-    relevance = inside.relevance
+    dtype = inside.patches.dtype
+    states = inside.patches.to(torch.promote_types(dtype, torch.float32))
+    relevance = inside.weights(inside.relevance).to(states.dtype).clamp(min=LEAST)
     first, second = states[:, 1::2], states[:, 0::2]  # A and B
-    closest, destination = (first @ second.transpose(1, 2)).max(dim=2)
-    price = protection * rank01(relevance)[:, 1::2]
-    order = (closest - price).argsort(dim=1, descending=True, stable=True)
-    merged, rest = order[:, :remove], order[:, remove:].sort(dim=1).values
-    targets = torch.arange(0, n, 2, device=states.device).expand(len(states), -1)
-    destination = destination.gather(1, merged)
-    return merge_pairs(inside, 2 * rest + 1, targets, 2 * merged + 1, destination, relevance)
+    squares = states.square().sum(dim=2)
+    closest, nearest = torch.baddbmm(
+        squares[:, None, 0::2], first, second.transpose(1, 2), alpha=-2
+    ).min(dim=2)
+    closest = (closest + squares[:, 1::2]).clamp(min=0)
+    damage = relevance[:, 1::2] ** protection * closest
+    merged = damage.argsort(dim=1, stable=True)[:, :remove]
+    destination = nearest.gather(1, merged)
+
+    guests = relevance[:, 1::2].gather(1, merged)
+    weights = guests.new_zeros(*second.shape[:2], remove)
+    weights.scatter_(1, destination[:, None], guests[:, None])
+    hosts = relevance[:, 0::2]
+    total = hosts + weights.sum(dim=2)
+    lengths = squares.sqrt()
+    mean = torch.baddbmm(second * hosts[..., None], weights, take(first, merged))
+    length = lengths[:, 0::2] * hosts
+    length = length + (weights @ lengths[:, 1::2].gather(1, merged)[..., None])[..., 0]
+    scale = length / total / mean.norm(dim=2).clamp(min=LEAST)
+    best, guest = weights.max(dim=2)
+    joined = best > 0
+    # A token that nobody joined keeps its value to the last bit.
+    grown = torch.where(
+        joined[..., None], (mean * scale[..., None]).to(dtype), inside.patches[:, 0::2]
+    )
+    leader = torch.where(best > hosts, 2 * merged.gather(1, guest) + 1, _even(grown))
+
+    gone = torch.zeros_like(relevance, dtype=torch.bool).scatter(1, 2 * merged + 1, True)
+    kept = gone.long().argsort(dim=1, stable=True)[:, :count]
+    place = (~gone).long().cumsum(dim=1) - 1
+    half = first.shape[1]
+    where = torch.where(kept % 2 == 1, kept // 2, half + kept // 2)  # in A, then B
+    return Reduction(
+        take(torch.cat([inside.patches[:, 1::2], grown], dim=1), where),
+        torch.cat([_even(first) + 1, leader], dim=1).gather(1, where),
+        place.scatter(1, 2 * merged + 1, place.gather(1, 2 * destination)),
+    )
 
 
-def rank01(scores: Float[Tensor, "batch patches"]) -> Float[Tensor, "batch patches"]:
-    """Places by score, from 0 for the least to 1; of equal ones the earlier place is lower."""
-    places = scores.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
-    return places / max(scores.shape[1] - 1, 1)
+def _even(tokens: Float[Tensor, "batch tokens dim"]) -> Tensor:
+    """0, 2, 4, ... for each image."""
+    return torch.arange(0, 2 * tokens.shape[1], 2, device=tokens.device).expand(len(tokens), -1)
 
 
 def _products(before: int, after: int, width: int, _head_dim: int) -> int:
-    """Cosines of full width between the halves, the CLS row of attention, the assignment matrix."""
+    """Distances of full width between the halves, the CLS row of attention, the weighted sums."""
     half = (before + 1) // 2
     return (before // 2) * half * width + before * width + (before - after) * half * width
 

@@ -31,12 +31,13 @@ FURTHER = {
 #: Tables with more columns are for compare.md alone.
 MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
-WIDE = ("Tokens", "95 %", "ρ")
+WIDE = ("Tokens", "95 %", "ρ", "Agree", "p KL")
 #: What a curve's line says: dashed an oracle, dotted a score that needs a dense pass.
 LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
 CORRECTED = (
     "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
-    "Intervals: 95 %, paired bootstrap. KL: divergence from dense's output, nats. "
+    "Intervals: 95 %, paired bootstrap. Agree: percent of images with dense's Top-1. "
+    "KL: divergence from dense's output, nats. "
     "Cost: matrix products relative to dense, without making the scores."
 )
 
@@ -71,9 +72,9 @@ def comparison_sheet(comparison: Comparison, vocabulary: Mapping[str, Any]) -> S
     left_out: tuple[str, ...] = (
         ("Tokens", "Cost") if comparison.study == "scorers" else ("ρ", "Overlap")
     )
-    notes = [CORRECTED, f"Δ ref, p ref, ρ and overlap: against {describe(reference)}."]
+    notes = [CORRECTED, f"Δ ref, p ref, p KL, ρ and overlap: against {describe(reference)}."]
     if comparison.study == "sweep":  # its rows are of different cost than any one reference
-        left_out, notes = ("ρ", "Overlap", "Δ ref", "p ref"), notes[:1]
+        left_out, notes = ("ρ", "Overlap", "Δ ref", "p ref", "p KL"), notes[:1]
     first: Callable[[Line], str] = lambda line: describe(line.row)  # noqa: E731
     if comparison.study == "ablations":
         first = lambda line: changed(line.row, reference, vocabulary)  # noqa: E731
@@ -114,7 +115,9 @@ _NUMBERS: Columns = [
     ("p", lambda line: _p(line.p_dense)),
     ("Δ ref", lambda line: _signed(line.delta_reference)),
     ("p ref", lambda line: _p(line.p_reference)),
+    ("Agree", lambda line: f"{line.row.agreement:.1f}"),
     ("KL", lambda line: f"{line.row.divergence:.3f}"),
+    ("p KL", lambda line: _p(line.p_divergence)),
     ("ρ", lambda line: _optional(line.spearman, ".2f")),
     ("Overlap", lambda line: _optional(line.overlap, ".0f")),
 ]

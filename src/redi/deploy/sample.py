@@ -1,0 +1,106 @@
+"""Images to tune with, in parts that share none."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from redi.backbone import Backbone
+from redi.classes import head_classes
+from redi.deploy.readout import Pixels
+from redi.errors import ConfigError, CorpusError
+from redi.images import LabelledImages
+from redi.loader import ViewDataset
+from redi.progress import say, track
+
+#: Fewest images that a part may have.
+FEWEST = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    pixels: Pixels
+    labels: Int[Tensor, " images"] | None  # classes of the head, or of the folders without one
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``bank`` is what a model without a head finds nearest neighbours in; else it is empty."""
+
+    bank: Part
+    calibration: Part
+    check: Part
+
+
+def load_sample(
+    images: LabelledImages,
+    backbone: Backbone,
+    calibration: int,
+    check: int,
+    class_map: Path | None = None,
+    workers: int = 0,
+) -> Sample:
+    """Reference crops, spread evenly over the data set; where there are few images, half of them are
+    left to check on."""
+    total, bank = len(images.labels), calibration if backbone.head is None else 0
+    given_up = max(calibration + bank - total // 2, 0)
+    if bank:
+        calibration, bank = calibration - (given_up + 1) // 2, bank - (given_up + 1) // 2
+    else:
+        calibration -= given_up
+    check = min(check, total - calibration - bank)
+    if min(calibration, check) < FEWEST:
+        raise CorpusError(
+            f"{images.name} has {total} images, too few to calibrate on some and check on others: give "
+            f"{4 * FEWEST} or more."
+        )
+    wanted = calibration + bank + check
+    chosen = [position * total // wanted for position in range(wanted)]
+    pixels, kept = _decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
+    labels = _labels(images, backbone, class_map)
+    # Interleaved, so that every part has seen every class as far as there are images of it.
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(kept), generator=generator)
+    parts = order.split([bank, calibration, len(kept) - bank - calibration])
+    known = None if labels is None else labels[torch.tensor(kept)]
+    return Sample(*(Part(pixels[part], None if known is None else known[part]) for part in parts))
+
+
+def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixels, list[int]]:
+    plan = [chosen[start : start + 32] for start in range(0, len(chosen), 32)]
+    pixels, kept, skipped = [], [], 0
+    with track("images", len(chosen)) as progress:
+        for batch in dataset.batches(plan, workers):
+            pixels.append(batch.pixels[:, 0])
+            kept += batch.indices
+            skipped += len(batch.skipped)
+            progress.advance(len(batch.indices) + len(batch.skipped))
+    if skipped:
+        say(f"  {skipped} images cannot be decoded and are left out")
+    if len(kept) < 0.9 * len(chosen):
+        raise CorpusError(
+            f"{skipped} of {len(chosen)} images of {dataset.images.name} are damaged."
+        )
+    return torch.cat(pixels), kept
+
+
+def _labels(
+    images: LabelledImages, backbone: Backbone, class_map: Path | None
+) -> Int[Tensor, " images"] | None:
+    """In the head's numbering, or the folders' without a head; None where there are none to use."""
+    if not images.class_names:
+        return None
+    labels = torch.tensor(images.labels)
+    if backbone.class_names is None:
+        return labels
+    try:
+        columns, how = head_classes(images.class_names, backbone.class_names, class_map)
+    except ConfigError as error:
+        if class_map is not None:
+            raise
+        say(f"  labels are not used: {error}")
+        return None
+    say(f"  classes of the head {how}")
+    return torch.tensor(columns)[labels]

@@ -1,0 +1,210 @@
+"""``redi tune``: the cheapest setting whose measured loss stays inside what the user allows.
+
+The schedule is calibrated on some images, without their labels; everything that is reported comes
+from others. Speed is measured on this machine, dense and accelerated calls in turn.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from redi import artifacts
+from redi.backbone import Backbone, load_backbone
+from redi.bench.measure import Call, Spread, affordable, interleave, once, spread
+from redi.deploy.calibrate import Calibration, calibrate
+from redi.deploy.model import Accelerated
+from redi.deploy.readout import Logits, Readout
+from redi.deploy.sample import FEWEST, Part, load_sample
+from redi.deploy.setting import Setting
+from redi.distributed import choose_device
+from redi.environment import environment
+from redi.errors import ConfigError
+from redi.images import open_pictures
+from redi.progress import say
+from redi.statistics import agreement, divergence, paired_bootstrap, wilson
+
+COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    backbone: str
+    images: str
+    max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
+    costs: tuple[float, ...] = COSTS
+    calibration: int = 192  # images to calibrate the schedule on
+    check: int = 1000  # images to check on, at most
+    class_map: str = ""
+    batch: int = 8  # images a call, timed or not
+    repeats: int = 15
+    limit: float = 10.0  # seconds of timing a setting
+    device: str = "auto"
+    workers: int = 2
+    threads: int = 0
+
+    def checked(self) -> "TuneConfig":
+        if not self.max_drop >= 0:
+            raise ConfigError(
+                f"--max-drop is a number of points, 0 or more, not {self.max_drop:g}."
+            )
+        if not self.costs or any(not 0 < cost < 1 for cost in self.costs):
+            raise ConfigError("A --cost lies between 0 and 1, which is dense.")
+        if min(self.batch, self.repeats) < 1 or min(self.workers, self.threads) < 0:
+            raise ConfigError("Batch and repeats are at least 1, workers and threads at least 0.")
+        if min(self.calibration, self.check) < FEWEST:
+            raise ConfigError(f"Calibrate and check on at least {FEWEST} images each.")
+        return replace(self, costs=tuple(sorted(set(self.costs))))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting, checked on images that it was not calibrated on."""
+
+    cost: float  # of the blocks and the reducer, relative to dense
+    schedule: tuple[int, ...]
+    speedup: Spread  # quartiles of dense / accelerated, repeat by repeat
+    accuracy: float | None  # percent, where there are labels
+    agreement: float  # percent of images with dense's decision
+    agreement_interval: tuple[float, float]  # 95 %
+    divergence: float  # mean KL divergence from dense, nats
+    drop: float  # points lost: of accuracy with labels, else of agreement
+    drop_interval: tuple[float, float]  # 95 %
+
+
+@dataclass(frozen=True)
+class Tuned:
+    points: list[Point]
+    chosen: int | None  # place in the points; None: stay with dense
+    setting: Setting  # the calibrated schedule, at the chosen cost
+    calibration: Calibration
+    dense_accuracy: float | None
+    images: int  # that were checked on
+    environment: dict[str, Any]
+
+    @property
+    def measure(self) -> str:
+        return "agreement" if self.dense_accuracy is None else "accuracy"
+
+    def write(self, folder: Path) -> list[Path]:
+        """The record, and the setting where one is recommended."""
+        artifacts.write_text(folder / "tune.json", json.dumps(asdict(self), indent=1) + "\n")
+        if self.chosen is None:
+            return [folder / "tune.json"]
+        self.setting.save(folder / "setting.json")
+        return [folder / "tune.json", folder / "setting.json"]
+
+
+def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
+    """Calibrate, check, measure speed, choose. ``backbone`` takes the place of the one named."""
+    config = config.checked()
+    device = choose_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    backbone = (backbone or load_backbone(config.backbone)).to(device)
+    sample = load_sample(
+        open_pictures(config.images),
+        backbone,
+        config.calibration,
+        config.check,
+        Path(config.class_map) if config.class_map else None,
+        config.workers,
+    )
+    dense = Accelerated(backbone, Setting(cost=1.0))
+    readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
+    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels)
+    setting = Setting(shares=found.shares)
+    models = [Accelerated(backbone, replace(setting, cost=cost)) for cost in config.costs]
+    wanted = readout.logits(dense, sample.check.pixels)
+    outputs = []
+    for model in models:
+        say(f"  checking cost {model.setting.cost:.2f} on {len(wanted)} images")
+        outputs.append(readout.logits(model, sample.check.pixels))
+    say(f"  timing {len(models)} settings, batch {config.batch}")
+    timed = backbone.preprocessing.normalise(sample.check.pixels[: config.batch].to(device))
+    speeds = measure_speed(backbone, models, timed, config.repeats, config.limit)
+    points = [
+        _point(model, readout, logits, wanted, sample.check, speed)
+        for model, logits, speed in zip(models, outputs, speeds, strict=True)
+    ]
+    chosen = recommend(points, config.max_drop)
+    if chosen is not None:
+        setting = replace(setting, cost=config.costs[chosen])
+    accuracy = None
+    if sample.check.labels is not None:
+        accuracy = agreement(readout.decide(wanted), sample.check.labels)
+    surroundings = {**environment(device), "config": asdict(config)}
+    return Tuned(points, chosen, setting, found, accuracy, len(wanted), surroundings)
+
+
+def recommend(points: Sequence[Point], max_drop: float) -> int | None:
+    """The cheapest whose measured loss is allowed and which was measured faster than dense."""
+    fit = [k for k, one in enumerate(points) if one.drop <= max_drop and one.speedup.median > 1]
+    return min(fit, key=lambda k: points[k].cost, default=None)
+
+
+def _point(
+    model: Accelerated,
+    readout: Readout,
+    logits: Logits,
+    wanted: Logits,
+    check: Part,
+    speed: Spread,
+) -> Point:
+    found, dense = readout.decide(logits), readout.decide(wanted)
+    same = int((found == dense).sum())
+    low, high = wilson(same, len(found))
+    accuracy, drop, interval = None, 100 - 100 * same / len(found), (100 - high, 100 - low)
+    if check.labels is not None:
+        accuracy = agreement(found, check.labels)
+        lost = paired_bootstrap(dense == check.labels, found == check.labels)
+        drop, interval = lost.delta, lost.interval
+    return Point(
+        cost=model.cost(),
+        schedule=model.schedule(model.grid),
+        speedup=speed,
+        accuracy=accuracy,
+        agreement=100 * same / len(found),
+        agreement_interval=(low, high),
+        divergence=divergence(wanted, logits).mean().item(),
+        drop=drop,
+        drop_interval=interval,
+    )
+
+
+@torch.inference_mode()
+def measure_speed(
+    backbone: Backbone,
+    models: Sequence[Accelerated],
+    pixels: Float[Tensor, "batch channels height width"],
+    repeats: int,
+    limit: float,
+) -> list[Spread]:
+    """How many times faster than the backbone's own dense pass, calls taking turns."""
+
+    def dense() -> Tensor:
+        hidden = backbone.final_norm(backbone.encode(backbone.embed(pixels)))
+        if backbone.head is None:
+            return hidden
+        return backbone.head.classify(backbone.model, hidden, backbone.prefix)
+
+    calls: dict[int, Call] = {
+        -1: dense,
+        **{k: partial(model, pixels) for k, model in enumerate(models)},
+    }
+    gpu = pixels.is_cuda
+    synchronise = partial(torch.cuda.synchronize, pixels.device) if gpu else lambda: None
+    for call in calls.values():
+        once(call, synchronise=synchronise)
+    warm = [once(call, synchronise=synchronise) for call in calls.values()]
+    seconds = interleave(calls, affordable(repeats, limit, warm), synchronise=synchronise)
+    return [
+        spread([there / here for there, here in zip(seconds[-1], seconds[k], strict=True)])
+        for k in range(len(models))
+    ]

@@ -1,0 +1,94 @@
+"""The curve of ``redi tune`` as a table, a picture and one sentence."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from redi.deploy.tune import Tuned
+from redi.report.sheets import Sheet, print_sheet
+
+
+def tune_sheet(tuned: Tuned) -> Sheet:
+    """The recommended line is strong."""
+    labelled = tuned.dense_accuracy is not None
+    columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "95 %", "KL")
+    rows = []
+    for point in tuned.points:
+        low, median, high = point.speedup
+        speed = f"{median:.2f} ({low:.2f} {high:.2f})"
+        top1 = [f"{point.accuracy:.1f}"] if labelled else []
+        interval = f"{point.drop_interval[0]:+.1f} {point.drop_interval[1]:+.1f}"
+        numbers = [f"{point.agreement:.1f}", f"{point.drop:+.1f}", interval]
+        rows.append([f"{point.cost:.3f}", speed, *top1, *numbers, f"{point.divergence:.3f}"])
+    notes = [
+        f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not "
+        "calibrated on.",
+        f"Speed-up: against dense, batch {tuned.environment['config']['batch']}, median and quartiles.",
+    ]
+    if labelled:
+        notes.append(f"Dense: {tuned.dense_accuracy:.1f} % Top-1.")
+    return Sheet("Cost, speed and what is lost", columns, rows, notes, tuned.chosen)
+
+
+def verdict(tuned: Tuned) -> str:
+    allowed = tuned.environment["config"]["max_drop"]
+    if tuned.chosen is None:
+        inside = [point for point in tuned.points if point.drop <= allowed]
+        if not inside:
+            return f"Stay with dense: every setting loses more than {allowed:g} points."
+        return "Stay with dense: no setting inside the allowed loss is faster on this machine."
+    point = tuned.points[tuned.chosen]
+    return (
+        f"Recommended: cost {tuned.setting.cost:g}, {point.speedup.median:.2f} times as fast as dense, "
+        f"{point.drop:+.1f} points of {tuned.measure} lost (95 %: {point.drop_interval[0]:+.1f} to "
+        f"{point.drop_interval[1]:+.1f}; allowed {allowed:g})."
+    )
+
+
+def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
+    console = console or Console()
+    found = tuned.calibration
+    print_sheet(tune_sheet(tuned), console)
+    calibrated, default = found.unseen
+    console.print(
+        f"Schedule: {found.trials} trials at cost {found.cost:g}. KL from dense on the images it was "
+        f"not calibrated on: {calibrated:.4f}, default schedule {default:.4f}"
+        + ("." if found.kept else ", so the default stays."),
+        highlight=False,
+    )
+    console.print(verdict(tuned), style="bold", highlight=False)
+
+
+def draw_curve(tuned: Tuned, path: Path) -> None:
+    """What is lost against how much faster it is."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    speeds = [point.speedup.median for point in tuned.points]
+    drops = [point.drop for point in tuned.points]
+    below = [point.drop - point.drop_interval[0] for point in tuned.points]
+    above = [point.drop_interval[1] - point.drop for point in tuned.points]
+    axes.errorbar(speeds, drops, yerr=[below, above], fmt="o-", color="C0", ecolor="0.7", capsize=2)
+    for point in tuned.points:
+        axes.annotate(
+            f"{point.cost:.2f}",
+            (point.speedup.median, point.drop),
+            textcoords="offset points",
+            xytext=(5, 5),
+            fontsize=8,
+        )
+    if tuned.chosen is not None:
+        axes.plot(
+            speeds[tuned.chosen], drops[tuned.chosen], "o", ms=11, mfc="none", mec="C3", mew=2
+        )
+    allowed = tuned.environment["config"]["max_drop"]
+    axes.axhline(allowed, color="C3", linewidth=0.8, linestyle="--")
+    axes.axvline(1, color="0.5", linewidth=0.8)
+    axes.set(
+        xlabel="times as fast as dense (the number is the cost)",
+        ylabel=f"points of {tuned.measure} lost",
+        title=f"{tuned.images} images, 95 % intervals; dashed: {allowed:g} points allowed",
+    )
+    axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=160)
