@@ -1,42 +1,42 @@
 """Which blocks remove how much, found on unlabelled images.
 
-Every backbone has its own places where tokens may go. The search moves the shares of a schedule, at one
-cost, against the divergence from the dense output; other images say whether it was worth it.
+Every backbone has its own places where tokens may go. The search moves the shape of the schedule, at
+one cost, against the divergence from the dense output; other images say whether it was worth it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from jaxtyping import Float
+from torch import Tensor
 
 from redi.deploy.model import Accelerated
 from redi.deploy.readout import Logits, Pixels, Readout
 from redi.deploy.setting import Setting
 from redi.errors import ConfigError
 from redi.progress import say
-from redi.reduction.schedule import early_shares
+from redi.reduction.schedule import Shape, early_shape
 from redi.statistics import divergence
 
 #: Where the schedule is calibrated: low enough that it matters which blocks remove.
 CALIBRATION_COST = 0.55
-#: What a block's share is multiplied with in each sweep over the blocks; later sweeps refine.
-SWEEPS = ((2.0, 0.5), (1.4, 0.7))
-#: A block that removes nothing starts from this share, and a smaller one is none.
-LEAST = 0.01
-
-Shares = tuple[float, ...]
+POWERS = (0.7, 1.0, 1.2, 1.5, 2.0, 2.6)
+#: A shape must be better by so many standard errors of the paired difference. Without that, the search
+#: fits the images it sees.
+ERRORS = 2.0
 
 
 @dataclass(frozen=True)
 class Calibration:
     """What was found, and how far from dense it stays: mean KL divergence, nats."""
 
-    shares: Shares  # to be used: the calibrated ones if they are better on other images too
+    shape: Shape  # to be used: the one that was found if it is better on other images too
     cost: float
     trials: int
-    seen: tuple[float, float]  # on the images of the search: calibrated, default schedule
-    unseen: tuple[float, float]  # on others: calibrated, default schedule
-
-    @property
-    def kept(self) -> bool:
-        return self.unseen[0] < self.unseen[1]
+    default: Shape
+    seen: tuple[float, float]  # on the images of the search: what was found, the default
+    unseen: tuple[float, float]  # on others: what was found, the default
 
 
 def calibrate(
@@ -46,65 +46,79 @@ def calibrate(
     others: Pixels,
     cost: float = CALIBRATION_COST,
 ) -> Calibration:
-    """Coordinate descent: a block at a time gets more or less of the removal.
-
-    What is minimised is the mean over images of the root of the divergence, which few images with a
-    large one do not rule. No label is looked at.
-    """
-    wanted = readout.logits(dense, images)
-    default = early_shares(dense.backbone.depth)
+    """Coordinate descent over the first block, the last block and the power. No label is looked at."""
+    wanted, others_wanted = readout.logits(dense, images), readout.logits(dense, others)
+    default = early_shape(dense.backbone.depth)
     say(f"  calibrating the schedule on {len(wanted)} images, cost {cost:g}")
-    shares, trials = _descend(dense, readout, images, wanted, cost)
-    others_wanted = readout.logits(dense, others)
+    search = _Search(dense, readout, images, wanted, cost)
+    found = search.descend(default)
 
-    def mean(tried: Shares, pixels: Pixels, target: Logits) -> float:
-        found = readout.logits(_with(dense, tried, cost), pixels)
-        return divergence(target, found).mean().item()
+    def unseen(shape: Shape) -> float:
+        logits = readout.logits(search.model(shape), others)
+        return divergence(others_wanted, logits).mean().item()
 
-    seen = mean(shares, images, wanted), mean(default, images, wanted)
-    unseen = mean(shares, others, others_wanted), mean(default, others, others_wanted)
-    found = Calibration(shares, cost, trials, seen, unseen)
-    return found if found.kept else Calibration(default, cost, trials, seen, unseen)
+    pair = unseen(found), unseen(default)
+    return Calibration(
+        shape=found if pair[0] < pair[1] else default,
+        cost=cost,
+        trials=len(search.known),
+        default=default,
+        seen=(search.mean(found), search.mean(default)),
+        unseen=pair,
+    )
 
 
-def _descend(
-    dense: Accelerated, readout: Readout, images: Pixels, wanted: Logits, cost: float
-) -> tuple[Shares, int]:
-    known: dict[tuple[int, ...], float] = {}
+class _Search:
+    """Remembers the divergence of every image for every schedule that was tried."""
 
-    def loss(shares: Shares) -> float:
-        """Infinite where the shares cannot reach the cost."""
-        try:
-            model = _with(dense, shares, cost)
-        except ConfigError:
-            return float("inf")
+    def __init__(
+        self, dense: Accelerated, readout: Readout, images: Pixels, wanted: Logits, cost: float
+    ) -> None:
+        self.dense, self.readout, self.images = dense, readout, images
+        self.wanted, self.cost = wanted, cost
+        self.known: dict[tuple[int, ...], Tensor] = {}
+
+    def model(self, shape: Shape) -> Accelerated:
+        backbone = self.dense.backbone
+        return Accelerated(backbone, Setting(self.cost, shape.shares(backbone.depth)))
+
+    def strayed(self, shape: Shape) -> Float[Tensor, " images"]:
+        model = self.model(shape)
         schedule = model.schedule(model.grid)
-        if schedule not in known:
-            found = readout.logits(model, images)
-            known[schedule] = divergence(wanted, found).sqrt().mean().item()
-        return known[schedule]
+        if schedule not in self.known:
+            found = self.readout.logits(model, self.images)
+            self.known[schedule] = divergence(self.wanted, found)
+        return self.known[schedule]
 
-    best = early_shares(dense.backbone.depth)
-    lowest = loss(best)
-    for number, factors in enumerate(SWEEPS):
-        for block in range(dense.backbone.depth - dense.prefix_only):
-            for factor in factors:
-                moved = _moved(best, block, factor)
-                if (strayed := loss(moved)) < lowest:
-                    best, lowest = moved, strayed
-                    break
-        say(f"  sweep {number + 1}: {len(known)} trials, {lowest:.4f}")
-    return best, len(known)
+    def mean(self, shape: Shape) -> float:
+        return self.strayed(shape).mean().item()
 
+    def descend(self, shape: Shape) -> Shape:
+        """Until no coordinate brings a clear gain."""
+        while True:
+            before = shape
+            for name in ("power", "first", "last"):
+                for tried in self._neighbours(shape, name):
+                    if self._better(tried, shape):
+                        shape = tried
+            if shape == before:
+                return shape
+            say(f"  {len(self.known)} trials: {shape}, KL {self.mean(shape):.4f}")
 
-def _moved(shares: Shares, block: int, factor: float) -> Shares:
-    changed = list(shares)
-    changed[block] = max(changed[block], LEAST) * factor
-    if changed[block] < LEAST:
-        changed[block] = 0.0
-    total = sum(changed)
-    return tuple(share / total for share in changed)
+    def _neighbours(self, shape: Shape, name: str) -> Iterator[Shape]:
+        if name == "power":
+            yield from (replace(shape, power=power) for power in POWERS)
+            return
+        end = self.dense.backbone.depth - self.dense.prefix_only  # where the last block may remove
+        for value in (getattr(shape, name) - 1, getattr(shape, name) + 1):
+            moved = replace(shape, **{name: value})
+            if 0 <= moved.first < moved.last <= end:
+                yield moved
 
-
-def _with(dense: Accelerated, shares: Shares, cost: float) -> Accelerated:
-    return Accelerated(dense.backbone, Setting(cost, shares))
+    def _better(self, tried: Shape, than: Shape) -> bool:
+        """By the mean root of the divergence, which few images with a large one do not rule."""
+        try:
+            gain = self.strayed(than).sqrt() - self.strayed(tried).sqrt()
+        except ConfigError:  # this shape does not reach the cost
+            return False
+        return gain.mean().item() > ERRORS * gain.std().item() / sqrt(len(gain))

@@ -12,7 +12,7 @@ from redi.equal import Geometry, schedule_within_cost
 from redi.errors import ConfigError
 from redi.reduction import Progressive, Schedule
 from redi.reduction.protected import OURS, PROTECTION, protected
-from redi.reduction.schedule import by_shares, early_shares
+from redi.reduction.schedule import by_shares
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,6 @@ class Setting:
                 "for this backbone."
             )
         return schedule_within_cost(self.reducer, self.cost, on, prefix_only)
-
-    def share_of(self, depth: int) -> tuple[float, ...]:
-        return self.shares or early_shares(depth)
 
     def save(self, file: str | Path) -> None:
         artifacts.write_text(Path(file), json.dumps(asdict(self), indent=1) + "\n")

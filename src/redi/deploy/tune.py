@@ -119,7 +119,7 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     dense = Accelerated(backbone, Setting(cost=1.0))
     readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
     found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels)
-    setting = Setting(shares=found.shares)
+    setting = Setting(shares=found.shape.shares(backbone.depth))
     models = [Accelerated(backbone, replace(setting, cost=cost)) for cost in config.costs]
     wanted = readout.logits(dense, sample.check.pixels)
     outputs = []

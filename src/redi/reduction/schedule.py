@@ -6,13 +6,14 @@ that bipartite matching can do.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from redi.errors import InvalidInput
 from redi.reduction.progressive import Schedule
 
-#: How much of the removal lies in the first of the blocks that remove: 1 would be an equal share each.
-EARLY = 1.5
+#: Power of our own shape.
+EARLY = 1.2
 
 
 def constant(patches: int, depth: int, strength: float) -> Schedule:
@@ -26,16 +27,30 @@ def ratio(patches: int, depth: int, strength: float) -> Schedule:
     return _halved(patches, [patches * (1 - strength / 2) ** (k + 1) for k in range(depth)])
 
 
-def early_shares(depth: int) -> tuple[float, ...]:
-    """Much early, little late, in blocks 3 to 11 of 12 and the same places of other depths: after a
-    share x of these blocks, 1 - (1 - x)^1.5 of what shall go has gone."""
-    first, last = round(depth * 2 / 12), depth - max(round(depth / 12), 1)
-    gone = [1 - (1 - _between(block + 1, first, last)) ** EARLY for block in range(depth)]
-    return tuple(after - before for before, after in pairwise((0.0, *gone)))
+@dataclass(frozen=True)
+class Shape:
+    """Which blocks remove, and how much of it the first of them do.
+
+    After a share x of the blocks ``first`` .. ``last`` - 1 (from 0), 1 - (1 - x)^power of what shall go
+    has gone: with power 1 they remove alike, with more of it the early ones remove more.
+    """
+
+    first: int
+    last: int
+    power: float
+
+    def shares(self, depth: int) -> tuple[float, ...]:
+        """Of the removed tokens, a block each."""
+        if not 0 <= self.first < self.last <= depth or not self.power > 0:
+            raise InvalidInput(f"{self} does not fit {depth} blocks.")
+        steps = [(block + 1 - self.first) / (self.last - self.first) for block in range(depth)]
+        gone = [1 - (1 - min(max(step, 0.0), 1.0)) ** self.power for step in steps]
+        return tuple(after - before for before, after in pairwise((0.0, *gone)))
 
 
-def _between(block: int, first: int, last: int) -> float:
-    return min(max((block - first) / max(last - first, 1), 0.0), 1.0)
+def early_shape(depth: int) -> Shape:
+    """Blocks 3 to 11 of 12 and the same places of other depths, the early ones a little more."""
+    return Shape(round(depth / 6), max(depth - max(round(depth / 12), 1), 1), EARLY)
 
 
 def by_shares(shares: Sequence[float]) -> Callable[[int, int, float], Schedule]:
@@ -52,8 +67,8 @@ def by_shares(shares: Sequence[float]) -> Callable[[int, int, float], Schedule]:
 
 
 def early(patches: int, depth: int, strength: float) -> Schedule:
-    """The shape of :func:`early_shares`."""
-    return by_shares(early_shares(depth))(patches, depth, strength)
+    """The shape of :func:`early_shape`."""
+    return by_shares(early_shape(depth).shares(depth))(patches, depth, strength)
 
 
 def thrice(patches: int, depth: int, strength: float) -> Schedule:

@@ -49,11 +49,16 @@ def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
     console = console or Console()
     found = tuned.calibration
     print_sheet(tune_sheet(tuned), console)
-    calibrated, default = found.unseen
+    if found.shape == found.default:
+        outcome = "no other shape is clearly better than the default"
+    else:
+        outcome = (
+            f"KL from dense on images it was not calibrated on {found.unseen[0]:.4f}, with the default "
+            f"{found.unseen[1]:.4f}"
+        )
     console.print(
-        f"Schedule: {found.trials} trials at cost {found.cost:g}. KL from dense on the images it was "
-        f"not calibrated on: {calibrated:.4f}, default schedule {default:.4f}"
-        + ("." if found.kept else ", so the default stays."),
+        f"Schedule: blocks {found.shape.first + 1} to {found.shape.last}, power {found.shape.power:g}; "
+        f"{found.trials} trials at cost {found.cost:g}: {outcome}.",
         highlight=False,
     )
     console.print(verdict(tuned), style="bold", highlight=False)
