@@ -17,7 +17,7 @@ from redi.errors import ConfigError, InvalidInput
 from redi.reduction import PROGRESSIVE, Inside, Progressive
 from redi.reduction.operator import OFFSET
 from redi.reduction.protected import protected
-from redi.reduction.schedule import Shape, by_shares, check_schedule, early, early_shape
+from redi.reduction.schedule import ByShares, Shape, check_schedule, early, early_shape
 
 Vector = list[float]
 
@@ -182,8 +182,8 @@ def test_shares_by_hand() -> None:
     for wrong in (Shape(-1, 3, 1.0), Shape(2, 2, 1.0), Shape(0, 7, 1.0), Shape(0, 3, 0.0)):
         with pytest.raises(InvalidInput, match="does not fit 6 blocks"):
             wrong.shares(6)
-    assert by_shares((0.5, 0.25, 0.25))(100, 3, 0.4) == (80, 70, 60)
-    assert by_shares((0.0, 1.0, 0.0))(9, 3, 1.0)[:2] == (9, 5), "half of a block at most"
+    assert ByShares((0.5, 0.25, 0.25))(100, 3, 0.4) == (80, 70, 60)
+    assert ByShares((0.0, 1.0, 0.0))(9, 3, 1.0)[:2] == (9, 5), "half of a block at most"
     assert early(100, 12, 0.0) == (100,) * 12
 
 
@@ -195,7 +195,7 @@ def test_shares_by_hand() -> None:
 def test_no_shares_remove_more_than_half_of_a_block(
     patches: int, weights: list[int], strength: float
 ) -> None:
-    shape = by_shares([weight / sum(weights) for weight in weights])
+    shape = ByShares(tuple(weight / sum(weights) for weight in weights))
     schedule = shape(patches, len(weights), strength)
     check_schedule(schedule, patches, len(weights), halving=True)
     assert schedule[-1] >= patches * (1 - strength) - 0.5

@@ -5,7 +5,7 @@ the reducer itself. Making the scores is not in it.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 from redi.backbone import Backbone
 from redi.cost import block_cost, progressive_cost
@@ -101,7 +101,7 @@ def _budgets(on: Geometry, like: Budget) -> list[Budget]:
     return [budget_for(kept / on.patches, like) for kept in range(1, on.patches + 1)]
 
 
-@cache
+@lru_cache(maxsize=128)
 def _schedules(
     reducer: Progressive, on: Geometry, prefix_only: bool = False
 ) -> list[tuple[float, Schedule]]:

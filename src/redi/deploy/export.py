@@ -42,8 +42,8 @@ def export(
     """
     runtime, sort = _libraries()
     file = Path(file)
-    if not file.parent.is_dir():
-        raise ConfigError(f"There is no folder {file.parent} for {file.name}.")
+    if not file.parent.is_dir() or file.is_dir():
+        raise ConfigError(f"{file} must be a file in a folder that exists.")
     if model.dtype != torch.float32:
         raise ConfigError(f"Export a model in float32, not {model.dtype}: model.float().")
     named = _Named(model, tuple(model(pixels).keys())).eval()

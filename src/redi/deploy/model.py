@@ -3,8 +3,9 @@
 import json
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +24,8 @@ from transformers.models.deit.modeling_deit import DeiTForImageClassificationWit
 from transformers.utils.generic import ModelOutput
 
 from redi.backbone import Backbone, Preprocessing, load_backbone
-from redi.backbone.families import FAMILIES, Head, square_patch
-from redi.backbone.inputs import DEFAULT_MEAN, DEFAULT_STD, geometry
+from redi.backbone.families import FAMILIES, Head, square, square_patch
+from redi.backbone.inputs import DEFAULT_MEAN, DEFAULT_STD, shorter_side
 from redi.backbone.loading import plain_vit_config
 from redi.deploy.setting import Setting
 from redi.equal import Geometry, schedule_cost
@@ -32,6 +33,8 @@ from redi.errors import BackboneError, InvalidInput
 from redi.grid import Grid
 from redi.reduction import Schedule
 from redi.reduction.result import take
+
+Module = TypeVar("Module", bound=nn.Module)
 
 #: Beside the checkpoint in a saved folder.
 SETTING_FILE = "redi.json"
@@ -83,6 +86,14 @@ class Accelerated(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.backbone.model.dtype
 
+    @property
+    def _has_loss(self) -> bool:
+        """Whether the model has a head that transformers trains with labels."""
+        model = self.backbone.model
+        distilled = isinstance(model, DeiTForImageClassificationWithTeacher)
+        head = self.backbone.head is not None and isinstance(model, PreTrainedModel)
+        return head and not distilled
+
     @staticmethod
     def can_generate() -> bool:
         """Asked by transformers' pipelines."""
@@ -92,7 +103,8 @@ class Accelerated(nn.Module):
         """The same weights and schedule at another cost."""
         return Accelerated(self.backbone, replace(self.setting, cost=cost))
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiler shall not trace the search
+    # A compiler shall not trace the search.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def schedule(self, grid: Grid) -> Schedule:
         """Patch tokens that leave each block for images of so many rows and columns of patches."""
         if grid not in self._schedules:
@@ -124,20 +136,26 @@ class Accelerated(nn.Module):
         **unsupported: Any,
     ) -> Any:
         """``reduced`` asks an encoder for the short sequence with its sizes and sources."""
-        if wrong := [name for name, value in unsupported.items() if value not in (None, False)]:
+        wrong = [
+            name for name, value in unsupported.items() if not (value is None or value is False)
+        ]
+        if wrong:
             raise InvalidInput(
                 f"An accelerated model has no {', '.join(wrong)}: tokens are merged on the way. Ask the "
                 "original model."
             )
         backbone, head = self.backbone, self.backbone.head
+        if labels is not None and not self._has_loss:
+            raise InvalidInput("This model takes no labels: it has no loss of its own.")
         if reduced and head is not None:
             raise InvalidInput(
                 "A classifier gives logits; reduced=True is for encoders without a head."
             )
         tokens = backbone.embed(pixel_values)
         assert tokens.grid is not None
+        grid = index(tokens.grid[0]), index(tokens.grid[1])  # constants, also for a compiler
         hidden, sizes, source = backbone.encode_progressively(
-            tokens, self.setting.reducer, self.schedule(tokens.grid), prefix_only=self.prefix_only
+            tokens, self.setting.reducer, self.schedule(grid), prefix_only=self.prefix_only
         )
         normed = backbone.final_norm(hidden)
         if not (self.prefix_only or reduced):
@@ -198,9 +216,10 @@ def accelerate(
 ) -> Accelerated:
     """A faster module with the same call: ``accelerate(model, cost=0.65)``.
 
-    ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`; it is not
-    changed, and its weights are shared. ``cost`` is what the blocks may cost relative to dense.
-    ``setting`` is a tuned one (or its file); ``cost`` then goes before the setting's own.
+    ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`. It is not
+    changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks
+    may cost relative to dense. ``setting`` is a tuned one, or its file; ``cost`` then goes before the
+    setting's own.
     """
     chosen = (
         setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
@@ -210,7 +229,7 @@ def accelerate(
     if isinstance(model, str | Path):
         backbone = load_backbone(model)
     elif isinstance(model, Backbone):
-        backbone = model
+        backbone = _share(model)
     elif isinstance(model, PreTrainedModel):
         backbone = wrap(model)
     else:
@@ -242,14 +261,19 @@ def wrap(model: PreTrainedModel) -> Backbone:
             f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(known))}, "
             "ViTMAEModel."
         )
+    patch, size = square_patch(model.config), square(model.config.image_size)
+    settings = Preprocessing(shorter_side(size), size // patch * patch, DEFAULT_MEAN, DEFAULT_STD)
+    return Backbone(_share(model), family, head, settings)
+
+
+def _share(module: Module) -> Module:
+    """A copy that shares the weights and may be frozen, moved or converted by itself."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
-        for parameter in model.parameters()
+        for parameter in module.parameters()
     }
-    shared |= {id(buffer): buffer for buffer in model.buffers()}
-    patch = square_patch(model.config)
-    preprocessing = Preprocessing(*geometry(patch), DEFAULT_MEAN, DEFAULT_STD)
-    return Backbone(deepcopy(model, shared), family, head, preprocessing)
+    shared |= {id(buffer): buffer for buffer in module.buffers()}
+    return deepcopy(module, shared)
 
 
 def _unmasked(model: ViTMAEModel) -> Any:

@@ -1,7 +1,7 @@
 """How far acceleration goes, as a plain value that can be written down."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
@@ -12,7 +12,7 @@ from redi.equal import Geometry, schedule_within_cost
 from redi.errors import ConfigError
 from redi.reduction import Progressive, Schedule
 from redi.reduction.protected import OURS, PROTECTION, protected
-from redi.reduction.schedule import by_shares
+from redi.reduction.schedule import ByShares
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,12 @@ class Setting:
 
     @cached_property
     def reducer(self) -> Progressive:
-        ours = OURS["protected"]
-        shape = by_shares(self.shares) if self.shares else ours.schedule
-        return Progressive(
-            partial(protected, protection=self.protection),
-            shape,
-            halving=ours.halving,
-            scored=ours.scored,
-            products=ours.products,
-        )
+        changes: dict[str, Any] = {}
+        if self.shares:
+            changes["schedule"] = ByShares(self.shares)
+        if self.protection != PROTECTION:
+            changes["step"] = partial(protected, protection=self.protection)
+        return replace(OURS["protected"], **changes)
 
     def schedule(self, on: Geometry, prefix_only: bool) -> Schedule:
         """Patch tokens that leave each block: the gentlest that cost no more than asked for."""

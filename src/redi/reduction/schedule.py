@@ -5,7 +5,6 @@ shape allows. All but ``thrice`` never remove more than half of a block's patch 
 that bipartite matching can do.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -53,22 +52,26 @@ def early_shape(depth: int) -> Shape:
     return Shape(round(depth / 6), max(depth - max(round(depth / 12), 1), 1), EARLY)
 
 
-def by_shares(shares: Sequence[float]) -> Callable[[int, int, float], Schedule]:
+@dataclass(frozen=True)
+class ByShares:
     """The shape in which each block removes its share of ``strength`` times all patches, or half of
     what it is given where that is less."""
-    gone = list(accumulate(shares))
 
-    def schedule(patches: int, depth: int, strength: float) -> Schedule:
-        if len(gone) != depth:
-            raise InvalidInput(f"There are shares of {len(gone)} blocks for {depth} blocks.")
-        return _halved(patches, [patches * (1 - strength * share) for share in gone])
+    shares: tuple[float, ...]
 
-    return schedule
+    def __call__(self, patches: int, depth: int, strength: float) -> Schedule:
+        if len(self.shares) != depth:
+            raise InvalidInput(f"There are shares of {len(self.shares)} blocks for {depth} blocks.")
+        gone = [round(strength * patches * share) for share in accumulate(self.shares)]
+        counts = [patches]
+        for removed in (after - before for before, after in pairwise((0, *gone))):
+            counts.append(max(counts[-1] - removed, -(-counts[-1] // 2)))
+        return tuple(counts[1:])
 
 
 def early(patches: int, depth: int, strength: float) -> Schedule:
     """The shape of :func:`early_shape`."""
-    return by_shares(early_shape(depth).shares(depth))(patches, depth, strength)
+    return ByShares(early_shape(depth).shares(depth))(patches, depth, strength)
 
 
 def thrice(patches: int, depth: int, strength: float) -> Schedule:
