@@ -10,7 +10,8 @@ STAMP  := $(VENV)/.installed
 
 # Tests of what depends on the versions of transformers and timm.
 MATRIX_TESTS := tests/test_backbone.py tests/test_loading.py tests/test_progressive.py \
-	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py tests/test_diagnose.py
+	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py tests/test_diagnose.py \
+	tests/test_deploy.py
 
 .PHONY: setup lint types browser test test-matrix demo format bench clean
 

@@ -53,6 +53,7 @@ def tune(
     from redi.backbone import load_backbone
     from redi.deploy.tune import TuneConfig
     from redi.deploy.tune import tune as find
+    from redi.errors import ConfigError
     from redi.report.tune import draw_curve, print_tuned
 
     options = {
@@ -67,6 +68,10 @@ def tune(
         "threads": threads,
     }
     config = TuneConfig(model, images, max_drop, **given(options)).checked()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be made: {error.strerror}.") from None
     backbone = load_backbone(model)
     tuned = find(config, backbone.at_size(size) if size else backbone)
     print_tuned(tuned)

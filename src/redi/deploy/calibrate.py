@@ -19,7 +19,7 @@ from redi.progress import say
 from redi.reduction.schedule import Shape, early_shape
 from redi.statistics import divergence
 
-#: Where the schedule is calibrated: low enough that it matters which blocks remove.
+#: Where a schedule is best calibrated: low enough that it matters which blocks remove.
 CALIBRATION_COST = 0.55
 POWERS = (0.7, 1.0, 1.2, 1.5, 2.0, 2.6)
 #: A shape must be better by so many standard errors of the paired difference. Without that, the search
@@ -44,7 +44,7 @@ def calibrate(
     readout: Readout,
     images: Pixels,
     others: Pixels,
-    cost: float = CALIBRATION_COST,
+    cost: float,
 ) -> Calibration:
     """Coordinate descent over the first block, the last block and the power. No label is looked at."""
     wanted, others_wanted = readout.logits(dense, images), readout.logits(dense, others)

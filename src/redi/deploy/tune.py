@@ -5,7 +5,7 @@ from others. Speed is measured on this machine, dense and accelerated calls in t
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from redi import artifacts
 from redi.backbone import Backbone, load_backbone
 from redi.bench.measure import Call, Spread, affordable, interleave, once, spread
-from redi.deploy.calibrate import Calibration, calibrate
+from redi.deploy.calibrate import CALIBRATION_COST, Calibration, calibrate
 from redi.deploy.model import Accelerated
 from redi.deploy.readout import Logits, Readout
 from redi.deploy.sample import FEWEST, Part, load_sample
@@ -108,6 +108,10 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     if config.threads:
         torch.set_num_threads(config.threads)
     backbone = (backbone or load_backbone(config.backbone)).to(device)
+    for cost in config.costs:
+        Accelerated(
+            backbone, Setting(cost)
+        )  # one that cannot be reached is refused before the work
     sample = load_sample(
         open_pictures(config.images),
         backbone,
@@ -118,9 +122,10 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     )
     dense = Accelerated(backbone, Setting(cost=1.0))
     readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
-    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels)
+    at = min(config.costs, key=lambda cost: abs(cost - CALIBRATION_COST))
+    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, at)
     setting = Setting(shares=found.shape.shares(backbone.depth))
-    models = [Accelerated(backbone, replace(setting, cost=cost)) for cost in config.costs]
+    models = list(_models(backbone, setting, config.costs))
     wanted = readout.logits(dense, sample.check.pixels)
     outputs = []
     for model in models:
@@ -135,12 +140,20 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     ]
     chosen = recommend(points, config.max_drop)
     if chosen is not None:
-        setting = replace(setting, cost=config.costs[chosen])
+        setting = models[chosen].setting
     accuracy = None
     if sample.check.labels is not None:
         accuracy = agreement(readout.decide(wanted), sample.check.labels)
     surroundings = {**environment(device), "config": asdict(config)}
     return Tuned(points, chosen, setting, found, accuracy, len(wanted), surroundings)
+
+
+def _models(backbone: Backbone, setting: Setting, costs: Sequence[float]) -> Iterator[Accelerated]:
+    for cost in costs:
+        try:
+            yield Accelerated(backbone, replace(setting, cost=cost))
+        except ConfigError as error:
+            say(f"  left out with the calibrated schedule: {error}")
 
 
 def recommend(points: Sequence[Point], max_drop: float) -> int | None:
