@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from redi.attention import cls_rows
@@ -21,7 +22,7 @@ from redi.equal import Geometry, budget_for_cost, one_shot_cost, schedule_cost, 
 from redi.images import open_images
 from redi.loader import ViewDataset
 from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE
-from redi.statistics import divergence, holm, mcnemar, paired_mean_test
+from redi.statistics import divergence, holm, mcnemar_test, paired_bootstrap, paired_mean_test
 
 BATCH = 50
 
@@ -87,7 +88,7 @@ def measure(
             record["right"].append(output.argmax(dim=1) == labels)
             record["agrees"].append(output.argmax(dim=1) == dense.argmax(dim=1))
             record["divergence"].append(divergence(dense, output))
-        print(f"{(number + 1) * BATCH} of {len(chosen)} images", end="\r", flush=True)
+        print(f"{min((number + 1) * BATCH, len(chosen))} of {len(chosen)} images", flush=True)
     return {
         row: {name: torch.cat(pieces) for name, pieces in record.items()}
         for row, record in found.items()
@@ -102,15 +103,15 @@ def table(
     dense = found[1.0, "dense"]
     lines = [
         f"dense {100 * dense['right'].float().mean():.2f} % of {len(dense['right'])} images",
-        "| row | cost | Top-1 | Δ dense | p | agree | p | KL | p |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| row | cost | Top-1 | Δ dense | 95 % | p | agree | p | KL | p |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cost in DEPLOYABLE_COSTS:
         own = found[cost, OWN]
         others = [name for wanted, name in found if wanted == cost and name != OWN]
         tests = {
-            "right": [_mcnemar(found[cost, name]["right"], own["right"]) for name in others],
-            "agrees": [_mcnemar(found[cost, name]["agrees"], own["agrees"]) for name in others],
+            "right": [mcnemar_test(found[cost, name]["right"], own["right"]) for name in others],
+            "agrees": [mcnemar_test(found[cost, name]["agrees"], own["agrees"]) for name in others],
             "divergence": [
                 paired_mean_test(found[cost, name]["divergence"], own["divergence"])
                 for name in others
@@ -122,21 +123,19 @@ def table(
         for name in (OWN, *others):
             record = found[cost, name]
             top1 = 100 * record["right"].float().mean().item()
+            low, high = paired_bootstrap(record["right"], dense["right"]).interval
             drop = top1 - 100 * dense["right"].float().mean().item()
             p = {
                 key: f"{values[name]:.1g}" if name in values else ""
                 for key, values in corrected.items()
             }
             lines.append(
-                f"| {name} | {costs[cost, name]:.3f} | {top1:.2f} | {drop:+.2f} | {p['right']} "
+                f"| {name} | {costs[cost, name]:.3f} | {top1:.2f} | {drop:+.2f} | {low:+.2f} {high:+.2f} "
+                f"| {p['right']} "
                 f"| {100 * record['agrees'].float().mean():.2f} | {p['agrees']} "
                 f"| {record['divergence'].mean():.4f} | {p['divergence']} |"
             )
     return "\n".join(lines)
-
-
-def _mcnemar(first: Tensor, second: Tensor) -> float:
-    return mcnemar(int((first & ~second).sum()), int((~first & second).sum()))
 
 
 def main() -> None:
@@ -146,11 +145,19 @@ def main() -> None:
     parser.add_argument("--class-map", type=Path, help="folder<TAB>class of the head")
     parser.add_argument("--classes", choices=("all", "even", "odd"), default="all")
     parser.add_argument("--limit", type=int, default=10**9, help="images at most")
+    parser.add_argument("--out", help="safetensors file for what was measured of every image")
     asked = parser.parse_args()
     backbone = load_backbone(asked.backbone)
     parity = {"all": None, "even": 0, "odd": 1}[asked.classes]
     found = measure(backbone, asked.images, asked.class_map, parity, asked.limit)
     print(table(found, rows(backbone)))
+    if asked.out:
+        columns = {
+            f"{cost:g}/{name}/{key}": value
+            for (cost, name), one in found.items()
+            for key, value in one.items()
+        }
+        save_file(columns, asked.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,3 +26,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(device),
     }
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many CPU threads of torch for a while; 0 leaves its own choice."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,7 +1,7 @@
 """Equal tokens, equal cost: how far each reducer must go to meet a target, and what it then costs.
 
 Cost is relative to dense: multiply-adds of the blocks' matrix products (Eq. blockcompute) plus those of
-the reducer itself. Making the scores is not in it.
+the reducer itself. Scores that are made before, by another pass, are not in it.
 """
 
 from dataclasses import dataclass, replace

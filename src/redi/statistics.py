@@ -58,6 +58,11 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(min(1.0, 2 * tail / 2**changed))
 
 
+def mcnemar_test(first: Bool[Tensor, " images"], second: Bool[Tensor, " images"]) -> float:
+    """:func:`mcnemar` of two rows that say right or wrong."""
+    return mcnemar(int((first & ~second).sum()), int((~first & second).sum()))
+
+
 def paired_bootstrap(
     first: Bool[Tensor, " images"],
     second: Bool[Tensor, " images"],

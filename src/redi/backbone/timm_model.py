@@ -36,6 +36,7 @@ class TimmConfig:
     patch_size: int
     prefix: int  # CLS, distillation and register tokens
     id2label: dict[int, str] = field(default_factory=dict)  # empty without a head
+    problem_type: str | None = None  # asked by transformers' pipelines
 
 
 class TimmModel(nn.Module):

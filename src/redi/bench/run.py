@@ -1,8 +1,7 @@
 """The whole bench: every batch, precision and mode, or the reason why one cannot be measured here."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -17,7 +16,7 @@ from redi.bench.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, tim
 from redi.bench.paths import SIZES, TimedPath, random_backbone, timed_paths
 from redi.bench.records import DEFINITIONS, BenchResult
 from redi.distributed import choose_device
-from redi.environment import environment
+from redi.environment import environment, threads
 from redi.errors import ConfigError
 from redi.progress import say
 from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE
@@ -106,7 +105,7 @@ def run_bench(
     model = backbone or (
         load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.size)
     )
-    with _threads(plan.threads):
+    with threads(plan.threads):
         result = BenchResult([], _environment(plan, model, device), [])
         for dtype in plan.dtypes:
             unable = bf16_obstacle(device) if dtype == "bf16" else ""
@@ -171,16 +170,6 @@ def _inputs(backbone: Backbone, batch: int, device: torch.device) -> tuple[Tenso
     pixels = torch.randn(batch, 3, size, size, generator=generator)
     scores = torch.rand(batch, (size // backbone.patch_size) ** 2, generator=generator)
     return pixels.to(device), scores.to(device)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Commands for use: tune a faster model, export it."""
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -50,7 +51,6 @@ def tune(
     google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
-    from redi.backbone import load_backbone
     from redi.deploy.tune import TuneConfig
     from redi.deploy.tune import tune as find
     from redi.errors import ConfigError
@@ -61,6 +61,7 @@ def tune(
         "calibration": calibration,
         "check": check,
         "class_map": class_map,
+        "size": size,
         "batch": batch,
         "repeats": repeats,
         "device": device,
@@ -70,15 +71,20 @@ def tune(
     config = TuneConfig(model, images, max_drop, **given(options)).checked()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass  # a folder that cannot be written to is refused before the work
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be made: {error.strerror}.") from None
-    backbone = load_backbone(model)
-    tuned = find(config, backbone.at_size(size) if size else backbone)
+        raise ConfigError(f"--out {out} cannot be written to: {error.strerror}.") from None
+    try:
+        tuned = find(config)
+    except KeyboardInterrupt:
+        typer.echo("redi: stopped, nothing was written.", err=True)
+        raise typer.Exit(130) from None
+    written = tuned.write(out)
     print_tuned(tuned)
-    for path in tuned.write(out):
-        typer.echo(f"written: {path}")
     draw_curve(tuned, out / "curve.png")
-    typer.echo(f"written: {out / 'curve.png'}")
+    for path in (*written, out / "curve.png"):
+        typer.echo(f"written: {path}")
 
 
 @app.command()

@@ -24,9 +24,9 @@ class Line:
     delta_reference: float  # points of Top-1 against the reference row
     reference_interval: tuple[float, float]
     p_reference: float
-    p_divergence: float  # paired test of the mean KL divergence against the reference row's
     spearman: float | None  # of the score with the reference row's, mean over images
     overlap: float | None  # percent of the kept patches that the reference row keeps too
+    p_divergence: float  # paired z-test of the mean KL divergence against the reference row's
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from redi.stages.maps import ScoreMaps
 from redi.statistics import (
     holm,
     keep_overlap,
-    mcnemar,
+    mcnemar_test,
     paired_bootstrap,
     paired_mean_test,
     spearman,
@@ -36,7 +36,7 @@ def summarise(
     rows = {name: results.row(name, classifier) for name in dict.fromkeys([*names, reference])}
     to_dense = holm([rows[name].p_value for name in names])
     others = [name for name in names if name != reference]
-    tests = [_mcnemar(correct[name], correct[reference]) for name in others]
+    tests = [mcnemar_test(correct[name], correct[reference]) for name in others]
     to_reference = dict(zip(others, holm(tests), strict=True))
     strayed = {name: one["divergence"] for name, one in found.items()}
     tests = [paired_mean_test(strayed[name], strayed[reference]) for name in others]
@@ -61,10 +61,6 @@ def summarise(
             )
         )
     return Comparison(study.name, study.title, classifier, rows[reference], lines)
-
-
-def _mcnemar(first: Tensor, second: Tensor) -> float:
-    return mcnemar(int((first & ~second).sum()), int((~first & second).sum()))
 
 
 def _agreement(

@@ -65,15 +65,17 @@ def export(
             program.save(draft, external_data=False)
         session = runtime.InferenceSession(draft, providers=["CPUExecutionProvider"])
         found = session.run(None, {INPUT: pixels.cpu().numpy()})
-        difference = max(map(_difference, found, wanted))
+        difference = torch.tensor(list(map(_difference, found, wanted))).max().item()  # nan stays
         if not difference <= TOLERANCE:
             raise ExportError(
                 f"onnxruntime's outputs differ from PyTorch's by {difference:.1g} of the largest, more "
                 f"than {TOLERANCE:g}: nothing was written."
             )
         draft.replace(file)
-    except (ExportError, OSError):
+    except ExportError:
         raise
+    except OSError as error:
+        raise ExportError(f"{file} cannot be written: {error.strerror or error}.") from error
     except Exception as error:  # whatever the exporter or the runtime say
         lines = " ".join(str(error).split())
         raise ExportError(f"The export failed ({type(error).__name__}): {lines[:200]}") from error
@@ -106,7 +108,8 @@ class _Named(nn.Module):
 
 def _difference(found: Any, wanted: Tensor) -> float:
     expected = wanted.float().cpu()
-    return float((torch.from_numpy(found).float() - expected).abs().max() / expected.abs().max())
+    scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    return float((torch.from_numpy(found).float() - expected).abs().max() / scale)
 
 
 def _libraries() -> tuple[Any, Any]:

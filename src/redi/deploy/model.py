@@ -118,7 +118,7 @@ class Accelerated(nn.Module):
         return Geometry.of(self.backbone).grid
 
     def cost(self, grid: Grid | None = None) -> float:
-        """Relative to dense; steps of whole tokens keep it a little below what was asked for."""
+        """Relative to dense; at most what was asked for, and less by the step of a token."""
         on = replace(Geometry.of(self.backbone), grid=grid or self.grid)
         return schedule_cost(self.setting.reducer, self.schedule(on.grid), on, self.prefix_only)
 
@@ -229,7 +229,7 @@ def accelerate(
     if isinstance(model, str | Path):
         backbone = load_backbone(model)
     elif isinstance(model, Backbone):
-        backbone = _share(model)
+        backbone = shared_copy(model)
     elif isinstance(model, PreTrainedModel):
         backbone = wrap(model)
     else:
@@ -263,10 +263,10 @@ def wrap(model: PreTrainedModel) -> Backbone:
         )
     patch, size = square_patch(model.config), square(model.config.image_size)
     settings = Preprocessing(shorter_side(size), size // patch * patch, DEFAULT_MEAN, DEFAULT_STD)
-    return Backbone(_share(model), family, head, settings)
+    return Backbone(shared_copy(model), family, head, settings)
 
 
-def _share(module: Module) -> Module:
+def shared_copy(module: Module) -> Module:
     """A copy that shares the weights and may be frozen, moved or converted by itself."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)

@@ -42,30 +42,44 @@ def load_sample(
     class_map: Path | None = None,
     workers: int = 0,
 ) -> Sample:
-    """Reference crops, spread evenly over the data set; where there are few images, half of them are
-    left to check on."""
+    """Reference crops, spread evenly over the data set and dealt out at random; where there are few
+    images, half of them are left to check on."""
     total, bank = len(images.labels), calibration if backbone.head is None else 0
-    given_up = max(calibration + bank - total // 2, 0)
-    if bank:
-        calibration, bank = calibration - (given_up + 1) // 2, bank - (given_up + 1) // 2
-    else:
-        calibration -= given_up
-    check = min(check, total - calibration - bank)
-    if min(calibration, check) < FEWEST:
-        raise CorpusError(
-            f"{images.name} has {total} images, too few to calibrate on some and check on others: give "
-            f"{4 * FEWEST} or more."
-        )
-    wanted = calibration + bank + check
+    seen = min(calibration + bank, total // 2)  # not checked on
+    wanted = seen + min(check, total - seen)
     chosen = [position * total // wanted for position in range(wanted)]
     pixels, kept = _decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
+    order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))
+    seen = seen * len(kept) // wanted  # damaged images are missing from every part alike
+    bank = seen // 2 if bank else 0
+    parts = order.split([bank, seen - bank, len(kept) - seen])
+    if min(len(part) for part in parts[1 if not bank else 0 :]) < FEWEST:
+        raise CorpusError(
+            f"{images.name} has {total} images, too few to calibrate on some and check on others: give "
+            f"{(4 if bank else 2) * FEWEST} or more."
+        )
     labels = _labels(images, backbone, class_map)
-    # Interleaved, so that every part has seen every class as far as there are images of it.
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(kept), generator=generator)
-    parts = order.split([bank, calibration, len(kept) - bank - calibration])
     known = None if labels is None else labels[torch.tensor(kept)]
+    if known is not None and backbone.head is None:
+        known = _if_known(known, *parts)
     return Sample(*(Part(pixels[part], None if known is None else known[part]) for part in parts))
+
+
+def _if_known(
+    labels: Int[Tensor, " images"],
+    bank: Int[Tensor, " bank"],
+    _calibration: Int[Tensor, " calibration"],
+    check: Int[Tensor, " check"],
+) -> Int[Tensor, " images"] | None:
+    """Labels for nearest neighbours, if those can be right and can be wrong."""
+    known, asked = labels[bank].unique(), labels[check].unique()
+    if len(known) > 1 and torch.isin(asked, known).all():
+        return labels
+    say(
+        f"  labels are not used: nearest neighbours are found among {len(bank)} images of {len(known)} "
+        f"classes, and the images to check on are of {len(asked)}"
+    )
+    return None
 
 
 def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixels, list[int]]:

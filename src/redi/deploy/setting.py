@@ -62,7 +62,9 @@ class Setting:
     def load(cls, file: str | Path) -> "Setting":
         try:
             content: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-            known = {entry.name: content[entry.name] for entry in fields(cls)}
+            known = {entry.name: content.pop(entry.name) for entry in fields(cls)}
+            if content:
+                raise KeyError(f"{min(content)} is not known")
             numbers = {name: float(known[name]) for name in ("cost", "protection")}
             return cls(shares=tuple(map(float, known["shares"])), **numbers)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """``redi tune``: the cheapest setting whose measured loss stays inside what the user allows.
 
-The schedule is calibrated on some images, without their labels; everything that is reported comes
-from others. Speed is measured on this machine, dense and accelerated calls in turn.
+The schedule is calibrated on some images, without their labels. What is reported comes from others,
+on which the cost is chosen too. Speed is measured on this machine, dense and accelerated calls in turn.
 """
 
 import json
@@ -38,7 +38,8 @@ class TuneConfig:
     backbone: str
     images: str
     max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
-    costs: tuple[float, ...] = COSTS
+    costs: tuple[float, ...] = ()  # empty: those of COSTS that the backbone reaches
+    size: int = 0  # side of the input in pixels; 0: the backbone's usual one
     calibration: int = 192  # images to calibrate the schedule on
     check: int = 1000  # images to check on, at most
     class_map: str = ""
@@ -54,7 +55,7 @@ class TuneConfig:
             raise ConfigError(
                 f"--max-drop is a number of points, 0 or more, not {self.max_drop:g}."
             )
-        if not self.costs or any(not 0 < cost < 1 for cost in self.costs):
+        if any(not 0 < cost < 1 for cost in self.costs):
             raise ConfigError("A --cost lies between 0 and 1, which is dense.")
         if min(self.batch, self.repeats) < 1 or min(self.workers, self.threads) < 0:
             raise ConfigError("Batch and repeats are at least 1, workers and threads at least 0.")
@@ -82,7 +83,7 @@ class Point:
 class Tuned:
     points: list[Point]
     chosen: int | None  # place in the points; None: stay with dense
-    setting: Setting  # the calibrated schedule, at the chosen cost
+    setting: Setting  # the calibrated schedule, at the chosen cost where there is one
     calibration: Calibration
     dense_accuracy: float | None
     images: int  # that were checked on
@@ -96,6 +97,7 @@ class Tuned:
         """The record, and the setting where one is recommended."""
         artifacts.write_text(folder / "tune.json", json.dumps(asdict(self), indent=1) + "\n")
         if self.chosen is None:
+            (folder / "setting.json").unlink(missing_ok=True)  # of an earlier call
             return [folder / "tune.json"]
         self.setting.save(folder / "setting.json")
         return [folder / "tune.json", folder / "setting.json"]
@@ -122,17 +124,19 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     )
     dense = Accelerated(backbone, Setting(cost=1.0))
     readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
-    at = min(config.costs, key=lambda cost: abs(cost - CALIBRATION_COST))
+    costs = [model.setting.cost for model in _models(backbone, Setting(), config.costs or COSTS)]
+    at = min(costs, key=lambda cost: abs(cost - CALIBRATION_COST))
     found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, at)
     setting = Setting(shares=found.shape.shares(backbone.depth))
-    models = list(_models(backbone, setting, config.costs))
+    models = list(_models(backbone, setting, costs))
     wanted = readout.logits(dense, sample.check.pixels)
     outputs = []
     for model in models:
         say(f"  checking cost {model.setting.cost:.2f} on {len(wanted)} images")
         outputs.append(readout.logits(model, sample.check.pixels))
     say(f"  timing {len(models)} settings, batch {config.batch}")
-    timed = backbone.preprocessing.normalise(sample.check.pixels[: config.batch].to(device))
+    repeated = torch.arange(config.batch) % len(wanted)
+    timed = backbone.preprocessing.normalise(sample.check.pixels[repeated].to(backbone.device))
     speeds = measure_speed(backbone, models, timed, config.repeats, config.limit)
     points = [
         _point(model, readout, logits, wanted, sample.check, speed)
@@ -144,7 +148,7 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     accuracy = None
     if sample.check.labels is not None:
         accuracy = agreement(readout.decide(wanted), sample.check.labels)
-    surroundings = {**environment(device), "config": asdict(config)}
+    surroundings = {**environment(backbone.device), "config": asdict(config)}
     return Tuned(points, chosen, setting, found, accuracy, len(wanted), surroundings)
 
 
@@ -153,12 +157,13 @@ def _models(backbone: Backbone, setting: Setting, costs: Sequence[float]) -> Ite
         try:
             yield Accelerated(backbone, replace(setting, cost=cost))
         except ConfigError as error:
-            say(f"  left out with the calibrated schedule: {error}")
+            say(f"  left out: {error}")
 
 
 def recommend(points: Sequence[Point], max_drop: float) -> int | None:
-    """The cheapest whose measured loss is allowed and which was measured faster than dense."""
-    fit = [k for k, one in enumerate(points) if one.drop <= max_drop and one.speedup.median > 1]
+    """The cheapest whose measured loss is allowed and which was faster than dense in three of four
+    repeats at least."""
+    fit = [k for k, one in enumerate(points) if one.drop <= max_drop and one.speedup.low > 1]
     return min(fit, key=lambda k: points[k].cost, default=None)
 
 

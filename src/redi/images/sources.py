@@ -143,13 +143,23 @@ def _open_path(where: str, path: Path) -> LabelledImages:
 
 
 def open_pictures(where: str) -> LabelledImages:
-    """As :func:`open_images`, or a folder whose pictures lie in no class folders."""
-    path = Path(where).expanduser()
-    if path.is_dir():
-        files = [entry for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES]
-        if any(file.is_file() for file in files):
-            return FlatImages(path)
+    """As :func:`open_images`, or a folder of pictures without class folders."""
+    path = Path(where)
+    try:
+        flat = path.expanduser()
+        if flat.is_dir() and _lie_flat(flat):
+            return FlatImages(flat)
+    except (OSError, RuntimeError) as error:  # no permission, no such user in ~user
+        raise CorpusError(f"{where} cannot be read: {error}.") from None
     return open_images(where)
+
+
+def _lie_flat(folder: Path) -> bool:
+    """Pictures, and nothing that :func:`open_images` would read."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    if any(entry.is_dir() or entry.suffix in (".tar", ".json") for entry in entries):
+        return False
+    return any(entry.suffix.lower() in SUFFIXES for entry in entries)
 
 
 def _pictures(folder: Path, root: Path) -> tuple[list[str], list[int]]:

@@ -6,7 +6,7 @@ like them.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi.reduction.peers import PEERS
@@ -40,11 +40,7 @@ def protected(inside: Inside, count: int, protection: float = PROTECTION) -> Red
     states = inside.patches.to(torch.promote_types(dtype, torch.float32))
     relevance = inside.weights(inside.relevance).to(states.dtype).clamp(min=LEAST)
     first, second = states[:, 1::2], states[:, 0::2]  # A and B
-    squares = states.square().sum(dim=2)
-    closest, nearest = torch.baddbmm(
-        squares[:, None, 0::2], first, second.transpose(1, 2), alpha=-2
-    ).min(dim=2)
-    closest = (closest + squares[:, 1::2]).clamp(min=0)
+    closest, nearest = _nearest(states)
     damage = relevance[:, 1::2] ** protection * closest
     merged = damage.argsort(dim=1, stable=True)[:, :remove]
     destination = nearest.gather(1, merged)
@@ -54,8 +50,9 @@ def protected(inside: Inside, count: int, protection: float = PROTECTION) -> Red
     weights.scatter_(1, destination[:, None], guests[:, None])
     hosts = relevance[:, 0::2]
     total = hosts + weights.sum(dim=2)
-    lengths = squares.sqrt()
+    lengths = states.norm(dim=2)
     mean = torch.baddbmm(second * hosts[..., None], weights, take(first, merged))
+    mean = mean / total[..., None]
     length = lengths[:, 0::2] * hosts
     length = length + (weights @ lengths[:, 1::2].gather(1, merged)[..., None])[..., 0]
     scale = length / total / mean.norm(dim=2).clamp(min=LEAST)
@@ -77,6 +74,22 @@ def protected(inside: Inside, count: int, protection: float = PROTECTION) -> Red
         torch.cat([_even(first) + 1, leader], dim=1).gather(1, where),
         place.scatter(1, 2 * merged + 1, place.gather(1, 2 * destination)),
     )
+
+
+def _nearest(
+    states: Float[Tensor, "batch tokens dim"],
+) -> tuple[Float[Tensor, "batch odd"], Int[Tensor, "batch odd"]]:
+    """For each token of A the squared distance to the nearest of B, and its place there.
+
+    Of centred states: what all tokens have in common would cost |a|^2 + |b|^2 - 2ab its last digits.
+    """
+    centred = states - states.mean(dim=1, keepdim=True)
+    first, second = centred[:, 1::2], centred[:, 0::2]
+    squares = centred.square().sum(dim=2)
+    less, nearest = torch.baddbmm(
+        squares[:, None, 0::2], first, second.transpose(1, 2), alpha=-2
+    ).min(dim=2)
+    return (less + squares[:, 1::2]).clamp(min=0), nearest
 
 
 def _even(tokens: Float[Tensor, "batch tokens dim"]) -> Tensor:

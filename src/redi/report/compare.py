@@ -35,7 +35,7 @@ WIDE = ("Tokens", "95 %", "ρ", "Agree", "p KL")
 #: What a curve's line says: dashed an oracle, dotted a score that needs a dense pass.
 LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
 CORRECTED = (
-    "p: exact McNemar tests, corrected by Holm's method over the rows of the table. "
+    "p: exact McNemar tests, p KL: a paired z-test of KL, corrected by Holm's method over the rows. "
     "Intervals: 95 %, paired bootstrap. Agree: percent of images with dense's Top-1. "
     "KL: divergence from dense's output, nats. "
     "Cost: matrix products relative to dense, without making the scores."
