@@ -130,8 +130,8 @@ def table(
                 for key, values in corrected.items()
             }
             lines.append(
-                f"| {name} | {costs[cost, name]:.3f} | {top1:.2f} | {drop:+.2f} | {low:+.2f} {high:+.2f} "
-                f"| {p['right']} "
+                f"| {name} | {costs[cost, name]:.3f} | {top1:.2f} "
+                f"| {drop:+.2f} | {low:+.2f} {high:+.2f} | {p['right']} "
                 f"| {100 * record['agrees'].float().mean():.2f} | {p['agrees']} "
                 f"| {record['divergence'].mean():.4f} | {p['divergence']} |"
             )

@@ -115,8 +115,8 @@ def test_the_step_is_the_loop_of_its_docstring(
 @counts
 @protections
 def test_ties_fall_to_the_first_as_in_the_loop(n: int, count: int, protection: float) -> None:
-    """States of three kinds, scores of two: distances are 0 or 2, relevance is mostly equal."""
-    states = one_hot(torch.randint(0, 3, (3, n)), 5).float()
+    """States of three kinds, scores of two: two distances, all in whole numbers, which are exact."""
+    states = n * one_hot(torch.randint(0, 3, (3, n)), 5).float()
     scores = torch.randint(0, 2, (3, n)).float()
     tied = replace(make_inside(n), patches=states, scores=scores)
     assert_as_the_loop(tied, count, protection, shares_of(scores))

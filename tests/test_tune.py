@@ -20,8 +20,9 @@ from redi.deploy.calibrate import calibrate
 from redi.deploy.readout import Readout
 from redi.deploy.sample import load_sample
 from redi.deploy.tune import Point, TuneConfig, Tuned, recommend, tune
-from redi.errors import ConfigError, CorpusError
+from redi.errors import ConfigError, CorpusError, ImageError
 from redi.images import open_pictures
+from redi.images.sources import FlatImages
 from redi.reduction.schedule import Shape
 from redi.report.tune import draw_curve, tune_sheet, verdict
 from redi.statistics import paired_mean_test
@@ -31,15 +32,16 @@ IMAGES = 48
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn scenes: flat/*.png without classes, and classes/<0..6>/*.png."""
+    """Drawn scenes: flat/*.png without classes, classes/LABEL_<0..6>/*.png, three/LABEL_<0..2>/*.png."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "flat").mkdir()
     for index in range(IMAGES):
         picture = sample(3, index).image.resize((128, 128))
         picture.save(folder / "flat" / f"{index:03}.png")
-        nested = folder / "classes" / f"LABEL_{index % 7}"
-        nested.mkdir(parents=True, exist_ok=True)
-        picture.save(nested / f"{index:03}.png")
+        for name, count in (("classes", 7), ("three", 3)):
+            nested = folder / name / f"LABEL_{index % count}"
+            nested.mkdir(parents=True, exist_ok=True)
+            picture.save(nested / f"{index:03}.png")
     return folder
 
 
@@ -90,14 +92,18 @@ def test_accuracy_is_counted_on_the_checked_images(
     assert tuned.points[0].accuracy == pytest.approx(100 * right)
 
 
-@pytest.mark.parametrize("folder", ["flat", "classes"])
+@pytest.mark.parametrize("folder", ["flat", "three", "classes"])
 def test_a_model_without_a_head_decides_by_the_nearest_image(
-    encoder: Path, pictures: Path, folder: str
+    encoder: Path, pictures: Path, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tune(small(encoder, pictures / folder))
-    assert found.measure == ("accuracy" if folder == "classes" else "agreement")
+    assert found.measure == ("accuracy" if folder == "three" else "agreement")
     assert found.images == IMAGES - 2 * 12
-    if folder == "flat":
+    if folder == "classes":
+        assert (
+            "12 images of 6 classes, and the images to check on are of 7" in capsys.readouterr().err
+        )
+    if folder != "three":
         assert all(point.drop == pytest.approx(100 - point.agreement) for point in found.points)
 
 
@@ -145,9 +151,33 @@ def test_too_few_or_too_damaged_images_are_refused(
         tune(small(headed, tmp_path))
 
 
+def test_damaged_images_are_missing_from_every_part(headed: Path, pictures: Path) -> None:
+    class Damaged(FlatImages):
+        def load(self, index: int) -> Image.Image:
+            if index in (0, 1, 2):
+                raise ImageError("broken")
+            return super().load(index)
+
+    found = load_sample(
+        Damaged(pictures / "flat"), load_backbone(headed), 40, 8
+    )  # of 32, two are damaged
+    assert [len(part.pixels) for part in (found.calibration, found.check)] == [22, 8]
+
+
+def test_a_folder_is_flat_only_if_nothing_else_is_in_it(pictures: Path, tmp_path: Path) -> None:
+    assert len(open_pictures(str(pictures / "flat")).labels) == IMAGES
+    assert not open_pictures(str(pictures / "flat")).class_names
+    (tmp_path / "cats").mkdir()
+    for place in (tmp_path / "cover.png", tmp_path / "cats" / "one.png"):
+        place.symlink_to(pictures / "flat" / "000.png")
+    assert open_pictures(str(tmp_path)).class_names == ["cats"]
+    with pytest.raises(CorpusError, match="cannot be read"):
+        open_pictures("~nobody-of-this-name")
+
+
 def point(cost: float, drop: float, speedup: float) -> Point:
     interval = (drop - 1, drop + 1)
-    quartiles = Spread(speedup - 0.1, speedup, speedup + 0.1)
+    quartiles = Spread(speedup - 0.005, speedup, speedup + 0.1)
     return Point(cost, (5, 5), quartiles, None, 100 - drop, (90, 100), 0.1, drop, interval)
 
 
@@ -234,7 +264,6 @@ def test_calibration_that_does_not_hold_elsewhere_is_not_used(dinov3: Backbone) 
         ({"max_drop": -1.0}, "max-drop"),
         ({"max_drop": float("nan")}, "max-drop"),
         ({"costs": (0.5, 1.0)}, "cost"),
-        ({"costs": ()}, "cost"),
         ({"batch": 0}, "Batch"),
         ({"calibration": 3}, "at least 8"),
     ],
@@ -276,7 +305,7 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
         ("tune", headed, "--images", "nowhere"): "no folder nowhere",
         ("tune", headed, *images, "--cost", "1.5"): "between 0 and 1",
         ("tune", headed, *images, *options, "--cost", "0.01"): "cannot be met",
-        ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "cannot be made",
+        ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "cannot be written to",
         ("export", headed, "--cost", "2"): "between 0 and 1",
         ("export", headed, "--setting", "none.json"): "no setting none.json",
         ("export", headed, "--out", "no/where.onnx"): "folder that exists",

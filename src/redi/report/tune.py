@@ -95,5 +95,6 @@ def draw_curve(tuned: Tuned, path: Path) -> None:
         ylabel=f"points of {tuned.measure} lost",
         title=f"{tuned.images} images, 95 % intervals; dashed: {allowed:g} points allowed",
     )
+    axes.margins(x=0.1)
     axes.grid(alpha=0.25)
     figure.savefig(path, dpi=160)
