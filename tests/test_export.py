@@ -14,12 +14,6 @@ from redi.deploy import export as exporting
 from redi.deploy.export import INPUT, export
 from redi.errors import ConfigError, ExportError
 
-#: All of transformers' families, and of timm's the two whose positions are rotary.
-EXPORTED = [name for name in CHECKPOINTS if not name.startswith("timm_")] + [
-    "timm_dinov3",
-    "timm_eva02",
-]
-
 
 def run(file: Path, **inputs: Tensor) -> list[Tensor]:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -28,7 +22,7 @@ def run(file: Path, **inputs: Tensor) -> list[Tensor]:
     return [torch.from_numpy(value) for value in found]
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_onnxruntime_computes_what_pytorch_computes(name: str, tmp_path: Path) -> None:
     given = save_checkpoint(name, tmp_path / "timm") if "timm" in name else make_model(name)
     model = accelerate(given, cost=0.7)

@@ -36,7 +36,11 @@ class TimmConfig:
     patch_size: int
     prefix: int  # CLS, distillation and register tokens
     id2label: dict[int, str] = field(default_factory=dict)  # empty without a head
-    problem_type: str | None = None  # asked by transformers' pipelines
+    problem_type: str | None = None  # asked by transformers' pipelines, as is the next
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.id2label)
 
 
 class TimmModel(nn.Module):
