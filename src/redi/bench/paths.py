@@ -78,9 +78,16 @@ def random_backbone(size: str) -> Backbone:
 
 
 def timed_paths(
-    backbone: Backbone, reducers: Sequence[str], scoring: bool = True, budget: Budget = Budget()
+    backbone: Backbone,
+    reducers: Sequence[str],
+    scoring: bool = True,
+    budget: Budget = Budget(),
+    cost: float = 0.0,
 ) -> list[TimedPath]:
-    """Dense, then each reducer; those that look at scores also with the pass that makes them."""
+    """Dense, then each reducer; those that look at scores also with the pass that makes them.
+
+    ``cost`` is that of progressive reducers, relative to dense; 0 means that of the paper's operator.
+    """
     found = [
         TimedPath(
             DENSE, False, _dense(backbone), 1.0, backbone.prefix + Geometry.of(backbone).patches
@@ -90,7 +97,7 @@ def timed_paths(
         if name in ONE_SHOT:
             found += _one_shot_paths(backbone, name, scoring, budget)
         else:
-            found.append(_progressive_path(backbone, name, budget))
+            found.append(_progressive_path(backbone, name, budget, cost))
     return found
 
 
@@ -111,9 +118,9 @@ def _one_shot_paths(
     return found
 
 
-def _progressive_path(backbone: Backbone, name: str, budget: Budget) -> TimedPath:
+def _progressive_path(backbone: Backbone, name: str, budget: Budget, cost: float) -> TimedPath:
     reducer, on = PROGRESSIVE[name], Geometry.of(backbone)
-    target = one_shot_cost(ONE_SHOT[OPERATOR], budget, 0, on)
+    target = cost or one_shot_cost(ONE_SHOT[OPERATOR], budget, 0, on)
     try:
         schedule = schedule_for_cost(reducer, target, on)
     except ConfigError as error:

@@ -45,7 +45,8 @@ class BenchConfig:
     threads: int = 0  # CPU threads of torch
     device: str = "auto"
     quick: bool = False  # a smoke test
-    budget: Budget = Budget()
+    budget: Budget = Budget()  # of one-shot reducers
+    cost: float = 0.0  # of progressive reducers, relative to dense; 0: that of the paper's operator
 
     def resolved(self, device: torch.device) -> "BenchConfig":
         """With every choice made, or a :class:`ConfigError` about one that is impossible."""
@@ -69,6 +70,8 @@ class BenchConfig:
         _require_known("reducer", plan.reducers, every)
         _require_known("dtype", plan.dtypes, DTYPES)
         _require_known("mode", plan.modes, MODES)
+        if not 0 <= plan.cost < 1:
+            raise ConfigError(f"A cost lies between 0 and 1, which is dense, not at {plan.cost:g}.")
         if min(plan.batches) < 1 or plan.repeats < 1 or plan.threads < 0 or not plan.limit > 0:
             raise ConfigError(
                 "Batches and repeats must be at least 1, threads at least 0, and the time limit "
@@ -110,7 +113,7 @@ def run_bench(
         for dtype in plan.dtypes:
             unable = bf16_obstacle(device) if dtype == "bf16" else ""
             copy = model if unable else deepcopy(model).to(device, DTYPES[dtype])
-            paths = timed_paths(copy, plan.reducers, plan.scoring, plan.budget)
+            paths = timed_paths(copy, plan.reducers, plan.scoring, plan.budget, plan.cost)
             for batch, mode in product(plan.batches, plan.modes):
                 group = Group(batch, dtype, mode)
                 say(str(group))
@@ -176,7 +179,7 @@ def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) ->
     gpu = device.type == "cuda"
     processor = torch.cpu.get_capabilities()
     native = any(value for name, value in processor.items() if "bf16" in name)
-    paths: Sequence[TimedPath] = timed_paths(backbone, plan.reducers, False, plan.budget)
+    paths: Sequence[TimedPath] = timed_paths(backbone, plan.reducers, False, plan.budget, plan.cost)
     return {
         **environment(device),
         "processor": torch.cuda.get_device_name(device) if gpu else processor.get("cpu_name", ""),

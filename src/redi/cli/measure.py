@@ -111,6 +111,12 @@ def bench(
     mode: Annotated[
         list[str] | None, typer.Option(help="eager (SDPA), compile; both without it.")
     ] = None,
+    cost: Annotated[
+        float,
+        typer.Option(
+            help="Of block by block reducers, relative to dense; 0: the paper's operator's."
+        ),
+    ] = 0.0,
     scoring: Annotated[
         bool, typer.Option(help="Time one-shot reducers also with the pass that makes scores.")
     ] = True,
@@ -138,6 +144,7 @@ def bench(
         batches=tuple(batch or ()),
         dtypes=tuple(dtype or ()),
         modes=tuple(mode or ()),
+        cost=cost,
         scoring=scoring,
         repeats=repeats,
         limit=limit,
