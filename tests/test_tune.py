@@ -300,6 +300,7 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
     done = redi("export", headed, "--cost", "0.7", "--batch", "2", "--size", "48")
     assert done.returncode == 0, done.stderr
     assert "pixel_values 2x3x48x48 -> logits" in done.stdout
+    assert not done.stderr
     assert (tmp_path / "model.onnx").exists()
     wrong = {
         ("tune", headed, "--images", "nowhere"): "no folder nowhere",

@@ -1,6 +1,9 @@
 """ONNX with fixed shapes: the numbers of tokens are constants of the graph."""
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +53,7 @@ def export(
     wanted = named(pixels)
     draft = file.with_name(f".{file.name}.draft")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own internals
+        with _quiet_exporter():
             program = torch.onnx.export(
                 named,
                 (pixels,),
@@ -82,6 +84,20 @@ def export(
     finally:
         draft.unlink(missing_ok=True)
     return Exported(file, tuple(pixels.shape), named.names, difference, file.stat().st_size)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """torch's exporter warns of its own internals and of torchvision, which nothing here needs."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def example_pixels(
