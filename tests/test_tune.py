@@ -16,7 +16,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.bench.measure import Spread
 from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate
-from redi.deploy.calibrate import calibrate
+from redi.deploy.calibrate import Calibration, calibrate
 from redi.deploy.readout import Readout
 from redi.deploy.sample import load_sample
 from redi.deploy.tune import Point, TuneConfig, Tuned, recommend, tune
@@ -105,6 +105,15 @@ def test_a_model_without_a_head_decides_by_the_nearest_image(
         )
     if folder != "three":
         assert all(point.drop == pytest.approx(100 - point.agreement) for point in found.points)
+
+
+def test_size_threads_and_the_callers_backbone(headed: Path, pictures: Path) -> None:
+    backbone, before = load_backbone(headed), torch.get_num_threads()
+    found = tune(small(headed, pictures / "flat", size=48, threads=before + 1), backbone)
+    assert found.points[0].schedule[0] <= 36, "a grid of 6x6"
+    assert found.environment["threads"] == before + 1
+    assert torch.get_num_threads() == before
+    assert backbone.preprocessing.size == 112
 
 
 def test_folders_that_the_head_does_not_know_serve_for_agreement(
@@ -217,6 +226,10 @@ def test_what_is_written_can_be_used(tuned: Tuned, headed: Path, tmp_path: Path)
     assert "faster on this machine" in verdict(replace(none, points=[point(0.6, 0.0, 0.8)]))
 
 
+def calibrated(dense: Accelerated, readout: Readout, images: Tensor, others: Tensor) -> Calibration:
+    return calibrate(dense, readout, images, others, readout.logits(dense, others), cost=0.7)
+
+
 class _Preferring(Readout):
     """Logits that stray from dense by how little of the removal lies in the first block."""
 
@@ -236,10 +249,10 @@ class _Preferring(Readout):
 def test_calibration_moves_the_shape_towards_what_strays_least(dinov3: Backbone) -> None:
     dense = Accelerated(dinov3, Setting(cost=1.0))
     images, others = torch.randint(0, 255, (2, 40, 3, 8, 8), dtype=torch.uint8)
-    found = calibrate(dense, _Preferring(5.0), images, others, cost=0.7)
+    found = calibrated(dense, _Preferring(5.0), images, others)
     assert found.shape.power == 2.6, "the most early of those that are tried"
     assert (found.seen[0] < found.seen[1], found.unseen[0] < found.unseen[1]) == (True, True)
-    same = calibrate(dense, _Preferring(0.0), images, others, cost=0.7)
+    same = calibrated(dense, _Preferring(0.0), images, others)
     assert same.shape == same.default == Shape(0, 2, 1.2), "without a clear gain nothing moves"
 
 
@@ -252,7 +265,7 @@ def test_calibration_that_does_not_hold_elsewhere_is_not_used(dinov3: Backbone) 
     dense = Accelerated(dinov3, Setting(cost=1.0))
     images, others = torch.randint(1, 255, (2, 40, 3, 8, 8), dtype=torch.uint8)
     images[0, 0, 0, 0] = 0
-    found = calibrate(dense, Fickle(0.0), images, others, cost=0.7)
+    found = calibrated(dense, Fickle(0.0), images, others)
     assert found.seen[0] < found.seen[1]
     assert found.unseen[0] >= found.unseen[1]
     assert found.shape == found.default

@@ -65,15 +65,12 @@ def schedule_cost(
     With ``prefix_only`` the last block's MLP sees the prefix alone (see ``encode_progressively``).
     """
     before = (on.patches, *schedule[:-1])
-    if prefix_only:
-        schedule = (*schedule[:-1], before[-1])
-    after = [on.prefix + n for n in schedule]
-    if prefix_only:
-        after[-1] = on.prefix
+    removing = schedule[:-1] if prefix_only else schedule
+    after = [on.prefix + n for n in removing] + [on.prefix] * prefix_only
     blocks = progressive_cost([on.prefix + n for n in before], after, on.width)
     own = sum(
         reducer.products(n, m, on.width, on.head_dim)
-        for n, m in zip(before, schedule, strict=True)
+        for n, m in zip(before, removing, strict=False)
         if m < n
     )
     return (blocks + own) / on.dense

@@ -72,6 +72,11 @@ def interleave(
     return seconds
 
 
+def wait_for(device: torch.device) -> Call:
+    """What ends when the device has done its work; a CPU always has."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+
 def affordable(repeats: int, limit: float, seconds: Sequence[float]) -> int:
     """Repeats for calls that take ``seconds`` each and ``limit`` seconds for each on average.
 
@@ -103,7 +108,7 @@ def measure(
 ) -> tuple[list[Timing], list[Overhead]]:
     """Warm up, time in turn, then look at memory. A path that fails carries a note."""
     device = pixels.device
-    synchronise = partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
+    synchronise = wait_for(device)
     ready: dict[TimedPath, Prepared] = {}
     notes = {path: path.note for path in paths}
     for path in paths:
@@ -196,10 +201,6 @@ def overheads(group: Group, seconds: Mapping[TimedPath, Sequence[float]]) -> lis
     pairs = zip(plain[OPERATOR], plain[PRUNE], strict=True)
     low, median, high = spread([100 * (ours - pruned) / pruned for ours, pruned in pairs])
     return [Overhead(*group, percent=median, low=low, high=high)]
-
-
-def _nothing() -> None:
-    """A CPU has nothing to wait for."""
 
 
 def _first_line(error: Exception) -> str:

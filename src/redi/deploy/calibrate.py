@@ -44,10 +44,14 @@ def calibrate(
     readout: Readout,
     images: Pixels,
     others: Pixels,
+    others_wanted: Logits,
     cost: float,
 ) -> Calibration:
-    """Coordinate descent over the first block, the last block and the power. No label is looked at."""
-    wanted, others_wanted = readout.logits(dense, images), readout.logits(dense, others)
+    """Coordinate descent over the first block, the last block and the power. No label is looked at.
+
+    ``others_wanted`` is what the dense model says of the other images.
+    """
+    wanted = readout.logits(dense, images)
     default = early_shape(dense.backbone.depth)
     say(f"  calibrating the schedule on {len(wanted)} images, cost {cost:g}")
     search = _Search(dense, readout, images, wanted, cost)
@@ -57,14 +61,14 @@ def calibrate(
         logits = readout.logits(search.model(shape), others)
         return divergence(others_wanted, logits).mean().item()
 
-    pair = unseen(found), unseen(default)
+    checked = {shape: unseen(shape) for shape in (found, default)}  # once where they are the same
     return Calibration(
-        shape=found if pair[0] < pair[1] else default,
+        shape=min(default, found, key=checked.__getitem__),
         cost=cost,
         trials=len(search.known),
         default=default,
         seen=(search.mean(found), search.mean(default)),
-        unseen=pair,
+        unseen=(checked[found], checked[default]),
     )
 
 

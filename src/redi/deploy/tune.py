@@ -17,14 +17,14 @@ from torch import Tensor
 
 from redi import artifacts
 from redi.backbone import Backbone, load_backbone
-from redi.bench.measure import Call, Spread, affordable, interleave, once, spread
+from redi.bench.measure import Call, Spread, affordable, interleave, once, spread, wait_for
 from redi.deploy.calibrate import CALIBRATION_COST, Calibration, calibrate
-from redi.deploy.model import Accelerated
+from redi.deploy.model import Accelerated, shared_copy
 from redi.deploy.readout import Logits, Readout
 from redi.deploy.sample import FEWEST, Part, load_sample
 from redi.deploy.setting import Setting
 from redi.distributed import choose_device
-from redi.environment import environment
+from redi.environment import environment, threads
 from redi.errors import ConfigError
 from redi.images import open_pictures
 from redi.progress import say
@@ -107,13 +107,15 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     """Calibrate, check, measure speed, choose. ``backbone`` takes the place of the one named."""
     config = config.checked()
     device = choose_device(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    backbone = (backbone or load_backbone(config.backbone)).to(device)
-    for cost in config.costs:
-        Accelerated(
-            backbone, Setting(cost)
-        )  # one that cannot be reached is refused before the work
+    backbone = shared_copy(backbone) if backbone else load_backbone(config.backbone)
+    backbone = (backbone.at_size(config.size) if config.size else backbone).to(device)
+    for cost in config.costs:  # one that cannot be reached is refused before the work
+        Accelerated(backbone, Setting(cost))
+    with threads(config.threads):
+        return _tune(config, backbone)
+
+
+def _tune(config: TuneConfig, backbone: Backbone) -> Tuned:
     sample = load_sample(
         open_pictures(config.images),
         backbone,
@@ -124,12 +126,16 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     )
     dense = Accelerated(backbone, Setting(cost=1.0))
     readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
+    wanted = readout.logits(dense, sample.check.pixels)
     costs = [model.setting.cost for model in _models(backbone, Setting(), config.costs or COSTS)]
+    if not costs:
+        raise ConfigError(
+            f"This backbone is too small to save anything: costs {COSTS} are too low."
+        )
     at = min(costs, key=lambda cost: abs(cost - CALIBRATION_COST))
-    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, at)
+    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, wanted, at)
     setting = Setting(shares=found.shape.shares(backbone.depth))
     models = list(_models(backbone, setting, costs))
-    wanted = readout.logits(dense, sample.check.pixels)
     outputs = []
     for model in models:
         say(f"  checking cost {model.setting.cost:.2f} on {len(wanted)} images")
@@ -216,8 +222,7 @@ def measure_speed(
         -1: dense,
         **{k: partial(model, pixels) for k, model in enumerate(models)},
     }
-    gpu = pixels.is_cuda
-    synchronise = partial(torch.cuda.synchronize, pixels.device) if gpu else lambda: None
+    synchronise = wait_for(pixels.device)
     for call in calls.values():
         once(call, synchronise=synchronise)
     warm = [once(call, synchronise=synchronise) for call in calls.values()]
