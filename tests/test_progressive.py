@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from families import make_model
+from insides import make_inside
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.backbone.timm_model import TimmBlock, TimmModel
@@ -44,26 +45,6 @@ SCHEDULE = (30, 30, 19)  # of 36: a block in the middle that removes nothing
 counts = pytest.mark.parametrize(("n", "count"), COUNTS)
 prefixes = pytest.mark.parametrize("prefix", [1, 5])
 progressives = pytest.mark.parametrize("reducer", PEERS.values(), ids=PEERS)
-
-
-def make_inside(n: int, prefix: int, block: int = 0, batch: int = 3, seed: int = 0) -> Inside:
-    """Random tokens that already stand for one to four patches each."""
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = torch.randn(3, batch, 4, prefix + n, 6, generator=generator)
-    sizes = torch.randint(1, 5, (batch, n), generator=generator).float()
-    return Inside(
-        patches=torch.randn(batch, n, 5, generator=generator),
-        sizes=sizes,
-        scores=None,
-        query=query,
-        key=key,
-        value=value,
-        bias=pad(sizes.log(), (prefix, 0))[:, None, None],
-        scale=6**-0.5,
-        prefix=prefix,
-        block=block,
-        depth=4,
-    )
 
 
 def with_keys(inside: Inside, keys: Tensor) -> Inside:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from insides import make_inside
 from redi.equal import STEPS, Geometry, schedule_cost, schedule_within_cost
 from redi.errors import ConfigError, InvalidInput
 from redi.reduction import PROGRESSIVE, Inside, Progressive
@@ -28,23 +29,8 @@ counts = pytest.mark.parametrize(("n", "count"), COUNTS)
 protections = pytest.mark.parametrize("protection", [0.0, 0.5, 2.0])
 
 
-def make_inside(n: int, prefix: int = 1, scored: bool = False) -> Inside:
-    """Random tokens of three images that already stand for one to four patches each."""
-    query, key, value = torch.randn(3, 3, 4, prefix + n, 6)
-    sizes = torch.randint(1, 5, (3, n)).float()
-    return Inside(
-        patches=torch.randn(3, n, 5),
-        sizes=sizes,
-        scores=torch.rand(3, n) if scored else None,
-        query=query,
-        key=key,
-        value=value,
-        bias=pad(sizes.log(), (prefix, 0))[:, None, None],
-        scale=6**-0.5,
-        prefix=prefix,
-        block=0,
-        depth=4,
-    )
+def scored_inside(n: int, prefix: int) -> Inside:
+    return replace(make_inside(n, prefix), scores=torch.rand(3, n))
 
 
 class Expected(NamedTuple):
@@ -103,7 +89,7 @@ def shares_of(scores: Tensor) -> Tensor:
 def test_the_step_is_the_loop_of_its_docstring(
     n: int, count: int, protection: float, prefix: int
 ) -> None:
-    attended, scored = make_inside(n, prefix), make_inside(n, prefix, scored=True)
+    attended, scored = make_inside(n, prefix), scored_inside(n, prefix)
     logits = attended.query[:, :, :1] @ attended.key.transpose(2, 3) * attended.scale
     weights = logits.exp() * pad(attended.sizes, (prefix, 0), value=1.0)[:, None, None]
     attention = (weights / weights.sum(dim=-1, keepdim=True)).mean(dim=1)[:, 0, prefix:]
@@ -118,7 +104,7 @@ def test_ties_fall_to_the_first_as_in_the_loop(n: int, count: int, protection: f
     """States of three kinds, scores of two: two distances, all in whole numbers, which are exact."""
     states = n * one_hot(torch.randint(0, 3, (3, n)), 5).float()
     scores = torch.randint(0, 2, (3, n)).float()
-    tied = replace(make_inside(n), patches=states, scores=scores)
+    tied = replace(make_inside(n, 1), patches=states, scores=scores)
     assert_as_the_loop(tied, count, protection, shares_of(scores))
 
 
@@ -127,7 +113,7 @@ def test_relevance_decides_among_tokens_that_are_equally_near() -> None:
     states = torch.eye(5)[0].repeat(9, 1)
     states[1::2] += torch.eye(5)[1:]
     scores = torch.tensor([[0, 4, 0, 1, 0, 3, 0, 2, 0]]).float().expand(3, -1)
-    inside = replace(make_inside(9), patches=states.expand(3, -1, -1), scores=scores)
+    inside = replace(make_inside(9, 1), patches=states.expand(3, -1, -1), scores=scores)
     for protection, joining in ((0.0, {1, 3}), (0.1, {3, 7}), (2.0, {3, 7})):
         result = protected(inside, 7, protection)
         into_the_first = (result.source == 0).nonzero()[:, 1].tolist()
@@ -137,7 +123,7 @@ def test_relevance_decides_among_tokens_that_are_equally_near() -> None:
 
 @counts
 def test_sizes_add_up_and_untouched_tokens_keep_every_bit(n: int, count: int) -> None:
-    inside = make_inside(n)
+    inside = make_inside(n, 1)
     result = protected(inside, count)
     assert torch.equal(
         result.source.gather(1, result.positions), torch.arange(count).expand(3, -1)
@@ -151,7 +137,7 @@ def test_sizes_add_up_and_untouched_tokens_keep_every_bit(n: int, count: int) ->
 
 
 def test_half_precision_tokens_are_merged_in_fp32() -> None:
-    inside = make_inside(25)
+    inside = make_inside(25, 1)
     rough = replace(inside, patches=inside.patches.bfloat16())
     result, exact = (
         protected(each, 13) for each in (rough, replace(rough, patches=rough.patches.float()))

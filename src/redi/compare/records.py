@@ -76,9 +76,13 @@ def read_bundle(folder: Path) -> Bundle:
         ) from None
 
 
-def merged(folder: Path, new: Bundle, results: Results) -> Bundle:
+def earlier_bundle(folder: Path) -> Bundle:
+    """What earlier calls compared; empty where there were none."""
+    return read_bundle(folder) if (folder / FILE).exists() else Bundle([], [])
+
+
+def merged(old: Bundle, new: Bundle, results: Results) -> Bundle:
     """What earlier calls compared stays, unless it was compared anew or its rows have changed."""
-    old = read_bundle(folder) if (folder / FILE).exists() else Bundle([], [])
     done = {(entry.study, entry.classifier) for entry in new.comparisons}
     rows = {(row.name, row.classifier): row for row in results.rows}
 

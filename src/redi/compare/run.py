@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from redi.compare.records import Bundle, merged, write_bundle
+from redi.compare.records import Bundle, earlier_bundle, merged, write_bundle
 from redi.compare.statistics import rankings, summarise
 from redi.compare.studies import STUDIES, Bench, Request, Study, grid
 from redi.config import RunConfig
@@ -61,13 +61,18 @@ def compare(
             if run.ranks.is_main:
                 _print_plan(run, chosen, variants, known)
             return None
+        earlier = earlier_bundle(run.folder)  # one that cannot be read is refused before the work
         run_stages(run)
-        return _compare(run, chosen, variants, known)
+        return _compare(run, chosen, variants, known, earlier)
 
 
 @torch.no_grad()
 def _compare(
-    run: Run, studies: Sequence[Study], variants: Sequence[Variant], known: Catalogue
+    run: Run,
+    studies: Sequence[Study],
+    variants: Sequence[Variant],
+    known: Catalogue,
+    earlier: Bundle,
 ) -> Bundle | None:
     make_scorer_maps(run, known, list(dict.fromkeys(v.local for v in variants if v.local)))
     own = set(paper_rows(run).values())  # the run itself has measured them
@@ -88,7 +93,7 @@ def _compare(
         [summarise(run, study, name, maps, results) for study in studies for name in names],
         [rankings(run, s, name, maps) for s in studies if s.name == "scorers" for name in names],
     )
-    write_bundle(run.folder, merged(run.folder, found, results))
+    write_bundle(run.folder, merged(earlier, found, results))
     shutil.rmtree(run.folder / "partial", ignore_errors=True)
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 from redi import artifacts
 from redi.equal import Geometry, schedule_within_cost
 from redi.errors import ConfigError
+from redi.plugins import one_line
 from redi.reduction import Progressive, Schedule
 from redi.reduction.protected import OURS, PROTECTION, protected
 from redi.reduction.schedule import ByShares
@@ -70,4 +71,6 @@ class Setting:
         except FileNotFoundError:
             raise ConfigError(f"There is no setting {file}: `redi tune` writes one.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file} is not a setting of `redi tune`: {error!r}.") from None
+            raise ConfigError(
+                f"{file} is not a setting of `redi tune`: {one_line(error)}"
+            ) from None
