@@ -7,7 +7,7 @@ every reducer over the images of every other class, then paired statistics again
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,63 +17,58 @@ from torch import Tensor
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.classes import head_classes
-from redi.compare.studies import DEPLOYABLE, DEPLOYABLE_COSTS, OWN
+from redi.compare.studies import DEPLOYABLE_COSTS, OWN, Bench, deployable
+from redi.config import VocabularyConfig
 from redi.deploy import Accelerated, Setting
-from redi.equal import Geometry, budget_for_cost, one_shot_cost, schedule_cost, schedule_for_cost
+from redi.equal import Geometry
 from redi.images import open_images
 from redi.loader import ViewDataset
-from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE
+from redi.reduction import Budget
+from redi.stages.evaluate import forward
+from redi.stages.evaluate import measure as cost_of
 from redi.statistics import divergence, holm, mcnemar_test, paired_bootstrap, paired_mean_test
+from redi.variants import Variant, catalogue
+
+Row = tuple[float, str]  # (wanted cost, name)
 
 BATCH = 50
 #: What a user gets: our own row, with the last block's MLP on the prefix alone where the head allows it.
 SHIPPED = "accelerate"
 
 
-def rows(backbone: Backbone) -> dict[tuple[float, str], float]:
-    """(wanted cost, name) of every row, with the cost it has."""
-    on, after = Geometry.of(backbone), max(1, backbone.depth // 3)
-    found = {}
-    for cost in DEPLOYABLE_COSTS:
-        found[cost, SHIPPED] = Accelerated(backbone, Setting(cost)).cost()
-        for name in DEPLOYABLE:
-            reducer = PROGRESSIVE[name]
-            schedule = schedule_for_cost(reducer, cost, on)
-            found[cost, name] = schedule_cost(reducer, schedule, on)
-        for name in ("prune", OPERATOR):
-            budget = budget_for_cost(ONE_SHOT[name], cost, after, on)
-            found[cost, name] = one_shot_cost(ONE_SHOT[name], budget, after, on)
+def rows(backbone: Backbone) -> dict[Row, tuple[Variant | None, float]]:
+    """Every row with its variant (none for what is shipped) and the cost it has."""
+    on, known = Geometry.of(backbone), catalogue({}, {}, {})
+    found: dict[Row, tuple[Variant | None, float]] = {}
+    for wanted, study in zip(
+        DEPLOYABLE_COSTS,
+        deployable(Bench(on, Budget(), known, VocabularyConfig(), training_images=0)),
+        strict=True,
+    ):
+        found[wanted, SHIPPED] = None, Accelerated(backbone, Setting(wanted)).cost()
+        for variant in study.variants:
+            found[wanted, variant.reducer] = variant, cost_of(on, known, variant)[1]
     return found
 
 
 @torch.inference_mode()
 def logits(
-    backbone: Backbone, pixels: Tensor, shipped_only: bool
-) -> Iterator[tuple[tuple[float, str], Tensor]]:
+    backbone: Backbone, pixels: Tensor, asked: Mapping[Row, tuple[Variant | None, float]]
+) -> Iterator[tuple[Row, Tensor]]:
     """Dense first, then every row. One-shot rows rank by the CLS attention of a third of the depth."""
-    on, after = Geometry.of(backbone), max(1, backbone.depth // 3)
+    after, known = max(1, backbone.depth // 3), catalogue({}, {}, {})
     tokens = backbone.embed(pixels)
-    assert tokens.grid is not None
     watch = Watch(cls_rows, blocks=(after - 1,))
     begun = tokens.advanced(backbone.encode(tokens, stop=after, watch=(watch,)))
     attention = watch.value(after - 1).mean(dim=1)[:, backbone.prefix :]
     yield (1.0, "dense"), backbone.classify(backbone.encode(begun, start=after))
-    for cost in DEPLOYABLE_COSTS:
-        yield (cost, SHIPPED), Accelerated(backbone, Setting(cost))(pixels).logits
-        if shipped_only:
-            continue
-        for name in DEPLOYABLE:
-            reducer = PROGRESSIVE[name]
-            schedule = schedule_for_cost(reducer, cost, on)
-            short = backbone.encode_progressively(tokens, reducer, schedule)
-            yield (cost, name), backbone.classify(short.hidden)
-        for name in ("prune", OPERATOR):
-            budget = budget_for_cost(ONE_SHOT[name], cost, after, on)
-            reduction = ONE_SHOT[name].reduce(begun.patches, attention, budget, tokens.grid)
-            yield (
-                (cost, name),
-                backbone.classify(backbone.encode(begun.reduced(reduction), start=after)),
-            )
+    for row, (variant, _) in asked.items():
+        if variant is None:
+            yield row, Accelerated(backbone, Setting(row[0]))(pixels).logits
+        else:
+            scores = attention if variant.scorer else None
+            hidden = forward(backbone, known, variant, scores, {0: tokens, after: begun})
+            yield row, backbone.classify(hidden)
 
 
 def measure(
@@ -82,8 +77,8 @@ def measure(
     class_map: Path | None,
     parity: int | None,
     limit: int,
-    shipped_only: bool,
-) -> dict[tuple[float, str], dict[str, Tensor]]:
+    asked: Mapping[Row, tuple[Variant | None, float]],
+) -> dict[Row, dict[str, Tensor]]:
     """Per image and row: whether it is right, whether it agrees with dense, the divergence."""
     images = open_images(folder)
     assert backbone.class_names is not None
@@ -91,12 +86,12 @@ def measure(
     chosen = [k for k, label in enumerate(images.labels) if parity in (None, label % 2)][:limit]
     dataset = ViewDataset(images, backbone.preprocessing, four_views=False, seed=0)
     plan = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
-    found: dict[tuple[float, str], dict[str, list[Tensor]]] = {}
+    found: dict[Row, dict[str, list[Tensor]]] = {}
     for number, batch in enumerate(dataset.batches(plan, workers=1)):
         pixels = backbone.preprocessing.normalise(batch.pixels[:, 0])
         labels = torch.tensor(columns)[batch.labels]
         dense: Tensor | None = None
-        for row, output in logits(backbone, pixels, shipped_only):
+        for row, output in logits(backbone, pixels, asked):
             dense = output if dense is None else dense
             record = found.setdefault(row, {"right": [], "agrees": [], "divergence": []})
             record["right"].append(output.argmax(dim=1) == labels)
@@ -109,9 +104,7 @@ def measure(
     }
 
 
-def table(
-    found: dict[tuple[float, str], dict[str, Tensor]], costs: dict[tuple[float, str], float]
-) -> str:
+def table(found: dict[Row, dict[str, Tensor]], costs: Mapping[Row, tuple[object, float]]) -> str:
     """p-values: exact McNemar of Top-1 and of agreement, paired z of the divergence, all against our own
     row of the same cost and corrected by Holm's method over the rows of that cost."""
     dense = found[1.0, "dense"]
@@ -121,9 +114,9 @@ def table(
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cost in DEPLOYABLE_COSTS:
-        first = OWN if (cost, OWN) in found else SHIPPED
-        own = found[cost, first]
-        others = [name for wanted, name in found if wanted == cost and name != first]
+        names = [name for wanted, name in found if wanted == cost]
+        others = [name for name in names if name not in (OWN, SHIPPED)]
+        own = found[cost, OWN if OWN in names else SHIPPED]
         tests = {
             "right": [mcnemar_test(found[cost, name]["right"], own["right"]) for name in others],
             "agrees": [mcnemar_test(found[cost, name]["agrees"], own["agrees"]) for name in others],
@@ -135,7 +128,7 @@ def table(
         corrected = {
             name: dict(zip(others, holm(values), strict=True)) for name, values in tests.items()
         }
-        for name in (first, *others):
+        for name in names:
             record = found[cost, name]
             top1 = 100 * record["right"].float().mean().item()
             low, high = paired_bootstrap(record["right"], dense["right"]).interval
@@ -145,7 +138,7 @@ def table(
                 for key, values in corrected.items()
             }
             lines.append(
-                f"| {name} | {costs[cost, name]:.3f} | {top1:.2f} "
+                f"| {name} | {costs[cost, name][1]:.3f} | {top1:.2f} "
                 f"| {drop:+.2f} | {low:+.2f} {high:+.2f} | {p['right']} "
                 f"| {100 * record['agrees'].float().mean():.2f} | {p['agrees']} "
                 f"| {record['divergence'].mean():.4f} | {p['divergence']} |"
@@ -165,10 +158,11 @@ def main() -> None:
     asked = parser.parse_args()
     backbone = load_backbone(asked.backbone)
     parity = {"all": None, "even": 0, "odd": 1}[asked.classes]
-    found = measure(
-        backbone, asked.images, asked.class_map, parity, asked.limit, asked.shipped_only
-    )
-    print(table(found, rows(backbone)))
+    wanted = rows(backbone)
+    if asked.shipped_only:
+        wanted = {row: entry for row, entry in wanted.items() if row[1] == SHIPPED}
+    found = measure(backbone, asked.images, asked.class_map, parity, asked.limit, wanted)
+    print(table(found, wanted))
     if asked.out:
         columns = {
             f"{cost:g}/{name}/{key}": value

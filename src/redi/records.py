@@ -11,6 +11,7 @@ import torch
 from redi import artifacts
 from redi.cost import CostRow, cost_table
 from redi.environment import environment
+from redi.equal import Geometry
 from redi.errors import ArtifactError
 from redi.evaluate import accuracy
 from redi.run import ATTENTION_SCORES, SCORES, Run
@@ -111,7 +112,7 @@ def _read_row(run: Run, classifier: str, name: str) -> Row:
     one_shot = bool(variant.reducer) and not variant.schedule
     known = catalogue({}, {}, {})
     if not variant.reducer or variant.reducer in known.reducers:
-        tokens, cost = measure(run, known, variant)
+        tokens, cost = measure(Geometry.of(run.backbone), known, variant)
     else:  # of a user's file, which is not read again
         tokens, cost = notes["tokens"], notes["cost"]
     return Row(

@@ -276,7 +276,7 @@ def _save(
     if classifier == "native":
         assert maps.native_columns is not None
         labels = maps.native_columns[labels]
-    tokens, cost = measure(run, known, variant)
+    tokens, cost = measure(Geometry.of(run.backbone), known, variant)
     artifacts.save(
         run.path(prediction_name(classifier, variant.name(run.config.budget))),
         {**record, "labels": labels},
@@ -287,9 +287,8 @@ def _save(
     )
 
 
-def measure(run: Run, known: Catalogue, variant: Variant) -> tuple[int, float]:
+def measure(on: Geometry, known: Catalogue, variant: Variant) -> tuple[int, float]:
     """(tokens after the last block, prefix included; analytic cost relative to dense)."""
-    on = Geometry.of(run.backbone)
     if not variant.reducer:
         return on.prefix + on.patches, 1.0
     reducer = known.reducers[variant.reducer]
