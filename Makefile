@@ -9,9 +9,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Tests of what depends on the versions of transformers and timm.
-MATRIX_TESTS := tests/test_backbone.py tests/test_loading.py tests/test_progressive.py \
-	tests/test_timm.py tests/test_timm_loading.py tests/test_timm_parity.py tests/test_diagnose.py \
-	tests/test_deploy.py
+MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/compare/test_diagnose.py \
+	tests/deploy/test_deploy.py
 
 .PHONY: setup lint types browser test test-matrix demo format bench clean
 
@@ -60,7 +59,7 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt torch
-	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt --editable . pytest hypothesis
+	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt --editable . pytest hypothesis beartype
 	$(@D)/bin/python -m pip install $(TIMM) --constraint constraints/$*.txt timm torchvision
 	touch $@
 

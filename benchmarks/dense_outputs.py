@@ -1,10 +1,12 @@
-"""What a dense task loses: a linear classifier of patches, trained on dense tokens, reads tokens that
-were merged on the way and spread back onto the full grid.
+"""What a dense task loses when tokens are merged.
+
+A linear classifier of patches is trained on dense tokens. It then reads tokens that were merged on the
+way and spread back onto the full grid.
 
     python benchmarks/dense_outputs.py --backbone facebook/dinov2-small
 
-The pictures are the demo's, drawn with the true owner of every pixel: a patch's class is that of the
-object that covers more than half of it, else it is background.
+The pictures are the demo's, which are drawn with the true owner of every pixel. A patch has the class of
+the object that covers more than half of it; any other patch is background.
 """
 
 import argparse
@@ -17,7 +19,6 @@ from torch import Tensor
 from redi.backbone import Backbone, load_backbone
 from redi.demo.coverage import object_share
 from redi.demo.generator import CLASSES, sample
-from redi.equal import Geometry, schedule_cost, schedule_for_cost
 from redi.probe import LinearProbe
 from redi.reduction import PROGRESSIVE, Progressive, Schedule
 from redi.reduction.result import take
@@ -29,8 +30,8 @@ BATCH = 32
 
 
 def pictures(backbone: Backbone, seed: int, count: int) -> tuple[Tensor, Tensor]:
-    """(inputs, class of each patch with 0 for background)."""
-    settings, grid = backbone.preprocessing, Geometry.of(backbone).grid
+    """The inputs, and the class of each patch; class 0 is background."""
+    settings, grid = backbone.preprocessing, backbone.geometry.grid
     pixels, labels = [], []
     for index in range(count):
         drawn = sample(seed, index)
@@ -41,11 +42,9 @@ def pictures(backbone: Backbone, seed: int, count: int) -> tuple[Tensor, Tensor]
     return torch.stack(pixels), torch.stack(labels)
 
 
-def patch_tokens(
-    backbone: Backbone, pixels: Tensor, reducer: Progressive | None, schedule: Schedule
-) -> Tensor:
+def patch_tokens(backbone: Backbone, pixels: Tensor, reducer: Progressive | None, schedule: Schedule) -> Tensor:
     """Normed patch tokens on the full grid."""
-    found = []
+    pieces = []
     for some in pixels.split(BATCH):
         tokens = backbone.embed(some)
         if reducer is None:
@@ -54,19 +53,19 @@ def patch_tokens(
             short = backbone.encode_progressively(tokens, reducer, schedule)
             normed = backbone.final_norm(short.hidden)[:, backbone.prefix :]
             normed = take(normed, short.source)
-        found.append(normed)
-    return torch.cat(found)
+        pieces.append(normed)
+    return torch.cat(pieces)
 
 
 def scores(probe: LinearProbe, tokens: Tensor, labels: Tensor) -> tuple[float, float]:
-    """(percent of patches right, mean over the classes of intersection over union)."""
-    found = probe.logits(tokens).argmax(dim=-1)
+    """The percentage of patches that are right, and the mean intersection over union of the classes."""
+    predicted = probe.logits(tokens).argmax(dim=-1)
     unions = []
     for kind in range(len(CLASSES) + 1):
-        both = ((found == kind) & (labels == kind)).sum()
-        either = ((found == kind) | (labels == kind)).sum()
+        both = ((predicted == kind) & (labels == kind)).sum()
+        either = ((predicted == kind) | (labels == kind)).sum()
         unions.append((both / either).item())
-    return 100 * (found == labels).float().mean().item(), 100 * sum(unions) / len(unions)
+    return 100 * (predicted == labels).float().mean().item(), 100 * sum(unions) / len(unions)
 
 
 @torch.inference_mode()
@@ -77,7 +76,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=480, help="other pictures to test on")
     asked = parser.parse_args()
     backbone = load_backbone(asked.backbone)
-    on = Geometry.of(backbone)
+    on = backbone.geometry
     pixels, labels = pictures(backbone, TRAIN_SEED, asked.train)
     probe = LinearProbe(len(CLASSES) + 1)
     probe.fit(patch_tokens(backbone, pixels, None, ()).flatten(0, 1), labels.flatten())
@@ -89,9 +88,10 @@ def main() -> None:
     for cost in COSTS:
         for name in ROWS:
             reducer = PROGRESSIVE[name]
-            schedule = schedule_for_cost(reducer, cost, on)
-            right, union = scores(probe, patch_tokens(backbone, pixels, reducer, schedule), labels)
-            spent = schedule_cost(reducer, schedule, on)
+            extent = reducer.extent_for_cost(cost, on)
+            tokens = patch_tokens(backbone, pixels, reducer, extent.schedule)
+            right, union = scores(probe, tokens, labels)
+            spent = reducer.cost(extent, on)
             print(f"| {name} | {spent:.3f} | {right:.1f} | {union:.1f} |", flush=True)
 
 

@@ -5,7 +5,7 @@
 
 The backbone is a DINOv3 ViT-B/16 configuration with random weights, FP32, batch 16. Timing on a
 shared machine drifts, so the two sides of a ratio always run one after the other, in alternating
-order, and what is reported is the median and interquartile range of the ratios of these pairs.
+order. The tables give the median and the quartiles of the ratios of these pairs.
 """
 
 import sys
@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-from redi.backbone import AttentionScores, Backbone, Preprocessing
+from redi.backbone import AttentionScores, Backbone
 from redi.backbone.families import FAMILIES
+from redi.budget import Budget
+from redi.centroids import CentroidSums
+from redi.images import Preprocessing
 from redi.reduction import keep_merge_compress, reduce
-from redi.reduction.budget import Budget
-from redi.vocabulary import CHUNK_IMAGES, CentroidSums, rechunk
+from redi.vocabulary import CHUNK_IMAGES, rechunk
 
 PAIRS = 20
 BATCH = 16
@@ -32,15 +34,15 @@ Work = Callable[[], object]
 def ratios(first: Work, second: Work, pairs: int = PAIRS) -> Tensor:
     """Time of ``first`` over time of ``second``, pair by pair; each pair in the other order."""
     first(), second()
-    found = []
+    values = []
     for pair in range(pairs):
         seconds = {}
         for work in (first, second) if pair % 2 else (second, first):
             begin = perf_counter()
             work()
             seconds[work] = perf_counter() - begin
-        found.append(seconds[first] / seconds[second])
-    return torch.tensor(found)
+        values.append(seconds[first] / seconds[second])
+    return torch.tensor(values)
 
 
 def report(what: str, values: Tensor, target: str) -> None:
@@ -73,11 +75,7 @@ def encoder(backbone: Backbone) -> None:
         ratios(dense, lambda: backbone.encode(tokens.reduced(reduce(tokens.patches, scores)))),
         "at least 1.90",
     )
-    report(
-        "encode(201) / encode(107)",
-        ratios(dense, lambda: backbone.encode(reduced)),
-        "(1.92 analytic)",
-    )
+    report("encode(201) / encode(107)", ratios(dense, lambda: backbone.encode(reduced)), "(1.92 analytic)")
 
 
 def operator(backbone: Backbone) -> None:
@@ -124,11 +122,7 @@ def vocabulary(_: Backbone) -> None:
             torch.matmul(chunk, centroids.T)
 
     report("features @ centroids.T / vocabulary pass", ratios(product, one_pass), "at least 0.85")
-    report(
-        "the same product in chunks / vocabulary pass",
-        ratios(chunked_product, one_pass),
-        "at least 0.85",
-    )
+    report("the same product in chunks / vocabulary pass", ratios(chunked_product, one_pass), "at least 0.85")
     unit = normalize(rows, dim=1).numpy()
     start = centroids.numpy()
 
@@ -139,12 +133,7 @@ def vocabulary(_: Backbone) -> None:
     report("faiss iteration / vocabulary pass", ratios(faiss_iteration, one_pass), "at least 1")
 
 
-BENCHMARKS = {
-    "encoder": encoder,
-    "operator": operator,
-    "capture": capture,
-    "vocabulary": vocabulary,
-}
+BENCHMARKS = {"encoder": encoder, "operator": operator, "capture": capture, "vocabulary": vocabulary}
 
 
 @torch.inference_mode()

@@ -3,9 +3,9 @@
     python benchmarks/pipeline.py              # all, about twelve minutes on two cores
     python benchmarks/pipeline.py throughput   # one of: throughput, memory, cache
 
-Random images of 500x375 as JPEG, decoded by two workers; random weights. ``throughput`` and
-``cache`` use a DINOv3 ViT-B/16 configuration, ``memory`` a small one, so that thousands of images take
-minutes.
+Two workers decode random JPEG images of 500x375, and the weights are random. ``throughput`` and
+``cache`` use a DINOv3 ViT-B/16 configuration. ``memory`` uses a small one, so that thousands of images
+take minutes.
 """
 
 import json
@@ -22,25 +22,15 @@ from PIL import Image
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from library import Work, ratios, report
-from redi.config import AnalysisConfig, RunConfig, RuntimeConfig, VocabularyConfig
-from redi.distributed import Ranks
 from redi.pipeline import execute
-from redi.run import Run
+from redi.run.config import AnalysisConfig, RunConfig, RuntimeConfig, VocabularyConfig
+from redi.run.distributed import Ranks
+from redi.run.folder import Run
 from redi.stages.features import MAIN, block_of, cache_key, feature_cache
 from redi.stages.tfidf import build_table
 
-BASE = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-}
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-}
+BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+SMALL = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
 CLASSES = 8
 IMAGES = 96
 
@@ -103,8 +93,8 @@ def throughput(folder: Path) -> None:
         for _ in range(IMAGES // 16):
             run.backbone.encode(run.backbone.embed(pixels))
 
-    found = ratios(encoder, tfidf_pass(run), pairs=6)
-    report("bare encoder / corpus pass, ViT-B/16, batch 16", found, "at least 0.9")
+    values = ratios(encoder, tfidf_pass(run), pairs=6)
+    report("bare encoder / corpus pass, ViT-B/16, batch 16", values, "at least 0.9")
 
 
 def cache(folder: Path) -> None:
@@ -141,15 +131,12 @@ def cache(folder: Path) -> None:
         begin = perf_counter()
         work()
         seconds.append((perf_counter() - begin) / images)
-    print(
-        f"| time an image: bare encoder / cached pass | {seconds[0] / seconds[1]:.1f} | | |",
-        flush=True,
-    )
+    print(f"| time per image: bare encoder / cached pass | {seconds[0] / seconds[1]:.1f} | | |", flush=True)
 
 
 def memory(folder: Path) -> None:
     """Each size in a process of its own, because a process's peak never falls."""
-    found = {}
+    measured = {}
     for images in (1000, 4000):
         prepare(folder / str(images), images, SMALL)
         done = subprocess.run(
@@ -158,14 +145,12 @@ def memory(folder: Path) -> None:
             text=True,
             check=True,
         )
-        found[images] = json.loads(done.stdout.splitlines()[-1])
-    peak = found[4000]["peak"] / found[1000]["peak"]
-    pace = found[4000]["seconds"] / found[1000]["seconds"]
-    size = f"({found[4000]['peak'] / 1024:.0f} MB)"
+        measured[images] = json.loads(done.stdout.splitlines()[-1])
+    peak = measured[4000]["peak"] / measured[1000]["peak"]
+    pace = measured[4000]["seconds"] / measured[1000]["seconds"]
+    size = f"({measured[4000]['peak'] / 1024:.0f} MB)"
     print(f"| peak memory, 4,000 images / 1,000 images | {peak:.3f} | {size} | at most 1.05 |")
-    print(
-        f"| time an image, 4,000 images / 1,000 images | {pace:.3f} | | does not grow |", flush=True
-    )
+    print(f"| time per image, 4,000 images / 1,000 images | {pace:.3f} | | does not grow |", flush=True)
 
 
 def measure(folder: Path) -> None:

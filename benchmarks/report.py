@@ -2,8 +2,8 @@
 
     python benchmarks/report.py runs/demo
 
-The records of a finished run are copied and its predictions repeated until there are as many images and
-classes as ImageNet-1K's validation set has: what the report reads is then as large as it would be there.
+The records of a finished run are copied and its predictions repeated, until there are as many images and
+classes as in ImageNet-1K's validation set. The report then reads as much as it would there.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from redi import artifacts
+from redi.records import artifacts
 from redi.report.build import build_report
 
 IMAGES, CLASSES = 50_000, 1_000
@@ -51,14 +51,12 @@ def enlarge(run: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("run", type=Path, help="folder of a finished run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
-        shutil.copytree(
-            options.run, run, ignore=shutil.ignore_patterns("images", "cache", "partial")
-        )
+        shutil.copytree(options.run, run, ignore=shutil.ignore_patterns("images", "cache", "partial"))
         enlarge(run)
         begin = time.perf_counter()
         page = build_report(run)

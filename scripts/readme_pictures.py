@@ -2,7 +2,7 @@
 
     python scripts/readme_pictures.py runs/demo docs
 
-Needs Playwright (an extra of `dev`) and Chromium.
+It needs Chromium, and Playwright from the extra `dev`.
 """
 
 import argparse
@@ -19,9 +19,9 @@ WIDTH, HEIGHT = 1280, 820
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("out", type=Path, help="folder for the pictures")
     options = parser.parse_args()
 
     figure = next(path for path in write_figures(options.run) if path.name == "figure1.png")
@@ -31,9 +31,7 @@ def main() -> None:
         small.save(options.out / "figure1.jpg", quality=85)
     page_file = build_report(options.run).resolve()
     with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=shutil.which("chromium") or "", args=["--no-sandbox"]
-        )
+        browser = play.chromium.launch(executable_path=shutil.which("chromium") or "", args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(page_file.as_uri())
         page.locator("#hero canvas[data-drawn]").nth(4).wait_for()

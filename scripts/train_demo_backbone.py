@@ -12,10 +12,9 @@ Objective, all terms cross-entropies with equal weight:
 * every patch names the shape and the material that cover it, ground included. Its target is the
   share of the patch that each covers, read off the generator's owner map.
 
-The second term is what makes patch features useful: the CLS loss alone leaves them free to carry
-anything. The heads are thrown away. Training starts on small crops, where a step is cheap, and ends
-at 224 px, the grid of the demo. No patch is ever dropped in training, so the backbone knows nothing
-of token reduction.
+The second term makes patch features useful: the CLS loss alone leaves them free to carry anything.
+The heads are thrown away. Training starts on small crops, where a step is cheap, and ends at 224 px,
+the grid of the demo. Training never drops a patch, so the backbone knows nothing of token reduction.
 
 Seed 7, two threads: 28 min of CPU time on each of two cores after 222 s of drawing (AMD EPYC,
 2.6 GHz). A linear probe on the demo's classes then reaches 88.9 % Top-1 (450 pictures, chance
@@ -47,7 +46,7 @@ from redi.demo.shapes import SHAPES
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = SceneConfig().side
-OWNER_STRIDE = 4  # the owner map is kept at every fourth pixel: sixteen samples a patch
+OWNER_STRIDE = 4  # the owner map is kept at every fourth pixel: sixteen samples per patch
 MAX_OBJECTS = SceneConfig().distractors[1] + 1
 BACKBONE = Path(__file__).parents[1] / "src" / "redi" / "demo" / "demo-vit"
 
@@ -91,20 +90,14 @@ def _arrays(folder: Path, n: int, mode: str) -> Pictures:
     small = SIDE // OWNER_STRIDE
 
     def mapped(name: str, *shape: int) -> np.ndarray:
-        return np.lib.format.open_memmap(
-            folder / f"{name}.npy", mode, dtype=np.uint8, shape=(n, *shape)
-        )
+        return np.lib.format.open_memmap(folder / f"{name}.npy", mode, dtype=np.uint8, shape=(n, *shape))
 
     return Pictures(
-        mapped("images", SIDE, SIDE, 3),
-        mapped("owners", small, small),
-        mapped("names", 1 + MAX_OBJECTS, 2),
+        mapped("images", SIDE, SIDE, 3), mapped("owners", small, small), mapped("names", 1 + MAX_OBJECTS, 2)
     )
 
 
-def _fill(
-    folder: Path, n: int, seed: int, classes: tuple[ObjectClass, ...], first: int, last: int
-) -> None:
+def _fill(folder: Path, n: int, seed: int, classes: tuple[ObjectClass, ...], first: int, last: int) -> None:
     """Draw pictures first to last - 1 into the arrays."""
     shapes, materials = list(SHAPES), list(MATERIALS)
     pictures = _arrays(folder, n, "r+")
@@ -118,9 +111,7 @@ def _fill(
             pictures.names[index, owner] = named
 
 
-def draw_pictures(
-    folder: Path, n: int, seed: int, classes: tuple[ObjectClass, ...], workers: int
-) -> Pictures:
+def draw_pictures(folder: Path, n: int, seed: int, classes: tuple[ObjectClass, ...], workers: int) -> Pictures:
     """`n` pictures of collection `seed`, drawn by `workers` processes unless they lie there."""
     whole = folder / "whole"
     if whole.exists():
@@ -128,10 +119,7 @@ def draw_pictures(
     folder.mkdir(parents=True, exist_ok=True)
     pictures = _arrays(folder, n, "w+")
     with ProcessPoolExecutor(workers) as pool:
-        jobs = [
-            pool.submit(_fill, folder, n, seed, classes, first, min(first + 100, n))
-            for first in range(0, n, 100)
-        ]
+        jobs = [pool.submit(_fill, folder, n, seed, classes, first, min(first + 100, n)) for first in range(0, n, 100)]
         for job in jobs:
             job.result()
     whole.touch()
@@ -212,19 +200,11 @@ def batches(pictures: Pictures, config: TrainConfig) -> Iterator[Batch]:
             names = torch.from_numpy(pictures.names[chosen]).long()
             theta = _windows(owners, stage, random)
             at = functional.affine_grid(theta, [len(chosen), 3, crop, crop], align_corners=False)
-            pixels = functional.grid_sample(
-                images, at, padding_mode="reflection", align_corners=False
-            )
-            at = functional.affine_grid(
-                theta, [len(chosen), 1, 4 * grid, 4 * grid], align_corners=False
-            )
-            cut = functional.grid_sample(
-                owners[:, None].float(), at, mode="nearest", align_corners=False
-            )
+            pixels = functional.grid_sample(images, at, padding_mode="reflection", align_corners=False)
+            at = functional.affine_grid(theta, [len(chosen), 1, 4 * grid, 4 * grid], align_corners=False)
+            cut = functional.grid_sample(owners[:, None].float(), at, mode="nearest", align_corners=False)
             yield Batch(
-                normalised(_jittered(pixels, random)),
-                names[:, 1] - 1,
-                _patch_shares(cut[:, 0].long(), names, grid),
+                normalised(_jittered(pixels, random)), names[:, 1] - 1, _patch_shares(cut[:, 0].long(), names, grid)
             )
 
 
@@ -254,9 +234,7 @@ def _loss(model: DINOv3ViTModel, heads: nn.ModuleList, batch: Batch, smoothing: 
     cls, patches = tokens[:, 0].float(), tokens[:, prefix:].float()
     loss = torch.zeros(())
     for kind in range(2):
-        loss = loss + functional.cross_entropy(
-            heads[kind](cls), batch.subject[:, kind], label_smoothing=smoothing
-        )
+        loss = loss + functional.cross_entropy(heads[kind](cls), batch.subject[:, kind], label_smoothing=smoothing)
         loss = loss + functional.cross_entropy(
             heads[2 + kind](patches).flatten(0, 1), batch.patches[kind].flatten(0, 1)
         )
@@ -264,7 +242,7 @@ def _loss(model: DINOv3ViTModel, heads: nn.ModuleList, batch: Batch, smoothing: 
 
 
 def train(pictures: Pictures, config: TrainConfig, minutes: float) -> DINOv3ViTModel:
-    """The schedule counts steps; `minutes` of CPU time a thread only cut it short."""
+    """Train by the schedule, which counts steps. It stops early after `minutes` of CPU time per thread."""
     torch.manual_seed(config.seed)
     model = new_backbone()
     model.train()
@@ -276,12 +254,7 @@ def train(pictures: Pictures, config: TrainConfig, minutes: float) -> DINOv3ViTM
         {"params": [p for p in parameters if p.ndim in (2, 4)]},
         {"params": [p for p in parameters if p.ndim in (1, 3)], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(0.9, 0.98),
-        weight_decay=config.weight_decay,
-    )
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay)
     total = sum(stage.steps for stage in config.stages)
 
     def rate(step: int) -> float:
@@ -349,7 +322,7 @@ def logistic_regression(x: Tensor, y: Tensor, classes: int, decay: float = 1e-5)
 
 
 def evaluate(model: DINOv3ViTModel, folder: Path, workers: int) -> dict[str, float]:
-    """Top-1 of a linear probe on the demo's classes, and object against ground by patch."""
+    """Top-1 of a linear probe on the demo's classes, and how well patches tell object from ground."""
     n = len(CLASSES)
     learn = features(model, draw_pictures(folder / "learn", 60 * n, 1, CLASSES, workers))
     check = features(model, draw_pictures(folder / "check", 25 * n, 2, CLASSES, workers))
@@ -392,16 +365,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=BACKBONE)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=60.0, help="ceiling, CPU time a thread")
+    parser.add_argument("--minutes", type=float, default=60.0, help="most CPU time per thread")
     parser.add_argument("--images", type=int, default=TrainConfig.images)
-    parser.add_argument("--pictures", type=Path, help="keep them here, and use those found here")
-    parser.add_argument("--shorten", type=int, default=1, help="divide every stage's steps")
+    parser.add_argument("--pictures", type=Path, help="folder to keep the pictures in; those that lie there are used")
+    parser.add_argument("--shorten", type=int, default=1, help="divide the steps of every stage by this")
     parser.add_argument("--evaluate-only", action="store_true", help="measure the weights in --out")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    stages = tuple(
-        replace(stage, steps=stage.steps // arguments.shorten) for stage in TrainConfig.stages
-    )
+    stages = tuple(replace(stage, steps=stage.steps // arguments.shorten) for stage in TrainConfig.stages)
     config = TrainConfig(images=arguments.images, stages=stages)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.pictures or Path(temporary)
@@ -410,9 +381,7 @@ def main() -> None:
             pictures = draw_pictures(
                 folder / "train", config.images, config.seed, PRETRAINING_CLASSES, arguments.threads
             )
-            print(
-                f"drew {config.images} pictures in {time.perf_counter() - began:.0f} s", flush=True
-            )
+            print(f"drew {config.images} pictures in {time.perf_counter() - began:.0f} s", flush=True)
             save(train(pictures, config, arguments.minutes), arguments.out)
         stored = DINOv3ViTModel.from_pretrained(arguments.out, dtype=torch.float32).eval()
         print(evaluate(stored, folder, arguments.threads))

@@ -5,6 +5,7 @@ import timm_import  # noqa: F401 - before anything that imports torchvision
 # isort: split
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 import torch
 from hypothesis import settings
 
+from checking import without_checks
 from families import CHECKPOINTS, save_checkpoint
 from redi.backbone import Backbone, load_backbone
-from redi.compare.run import compare
-from redi.compare.studies import Request
-from redi.config import saved_config
+from redi.compare.compare import compare
+from redi.compare.grid import Request
 from redi.pipeline import execute
-from small_run import small_config, write_images
+from redi.run.config import saved_config
+from small_run import small_config, start, write_images
 
 #: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.
 HOSTILE_CLASS = "<"
@@ -38,8 +40,15 @@ def pytest_sessionstart() -> None:
         lines = Path(file).read_text().splitlines()
         for package, wanted in (line.split("==") for line in lines if "==" in line):
             if package in ("torch", "transformers", "timm"):
-                found = version(package).partition("+")[0]
-                assert found == wanted, f"{package} is {found}, not the {wanted} of {file}"
+                installed = version(package).partition("+")[0]
+                assert installed == wanted, f"{package} is {installed}, not the {wanted} of {file}"
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """A test of bad input, or of a compiler."""
+    with without_checks():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +86,25 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("needs the real images and weights in ../shared")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, a backbone, and one with a head and its class map. Not to be written to."""
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder)
+    save_checkpoint("dinov3", folder / "backbone")
+    save_checkpoint("dinov2_swiglu_head", folder / "head")
+    (folder / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(small_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run on them. A test that changes it puts it back."""
+    out = tmp_path_factory.mktemp("run")
+    start(small_data, out)
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -57,20 +57,14 @@ class Small(NamedTuple):
 _TRANSFORMERS = {
     "dinov3": Small(DINOv3ViTModel, DINOv3ViTConfig, {**_MLP, **_REGISTERS}),
     "dinov3_gated": Small(
-        DINOv3ViTModel,
-        DINOv3ViTConfig,
-        {**_MLP, **_REGISTERS, "use_gated_mlp": True, "hidden_act": "silu"},
+        DINOv3ViTModel, DINOv3ViTConfig, {**_MLP, **_REGISTERS, "use_gated_mlp": True, "hidden_act": "silu"}
     ),
     "dinov2": Small(Dinov2Model, Dinov2Config, {**_SIZE, "mlp_ratio": 2}),
     "dinov2_swiglu_head": Small(
-        Dinov2ForImageClassification,
-        Dinov2Config,
-        {**_SIZE, "mlp_ratio": 2, "use_swiglu_ffn": True, **_LABELS},
+        Dinov2ForImageClassification, Dinov2Config, {**_SIZE, "mlp_ratio": 2, "use_swiglu_ffn": True, **_LABELS}
     ),
     "dinov2_registers": Small(
-        Dinov2WithRegistersModel,
-        Dinov2WithRegistersConfig,
-        {**_SIZE, "mlp_ratio": 2, **_REGISTERS},
+        Dinov2WithRegistersModel, Dinov2WithRegistersConfig, {**_SIZE, "mlp_ratio": 2, **_REGISTERS}
     ),
     "dinov2_registers_head": Small(
         Dinov2WithRegistersForImageClassification,
@@ -116,9 +110,7 @@ def scramble(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def save_checkpoint(
-    name: str, folder: Path, dtype: torch.dtype = torch.float32, patch: int = 8
-) -> Path:
+def save_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32, patch: int = 8) -> Path:
     model = make_model(name, patch).to(dtype)
     if name in TIMM_CHECKPOINTS:
         sizes = {"patch_size": patch, "img_size": 6 * patch}

@@ -1,4 +1,4 @@
-"""What a progressive reducer sees of a block, made up."""
+"""Made-up blocks for progressive reducers to look at."""
 
 import torch
 from torch.nn.functional import pad

@@ -4,8 +4,10 @@ As a script it is what the fault tests start and kill: ``python small_run.py FOL
 """
 
 import argparse
+import json
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +16,12 @@ from typing import Any
 import torch
 from PIL import Image
 
-from redi.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig
+from redi.errors import RediError
+from redi.pipeline import execute
+from redi.records import artifacts
+from redi.run.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig
 
-COLOURS = {
-    "amber": (200, 140, 30),
-    "blue": (30, 60, 200),
-    "green": (40, 170, 60),
-    "red": (200, 30, 40),
-}
+COLOURS = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
 TRAIN, VAL = 7, 5
 
 
@@ -31,9 +31,7 @@ def write_images(folder: Path) -> None:
         for label, (name, colour) in enumerate(COLOURS.items()):
             (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                generator = torch.Generator().manual_seed(
-                    1000 * label + number + 100 * (split == "val")
-                )
+                generator = torch.Generator().manual_seed(1000 * label + number + 100 * (split == "val"))
                 noise = torch.randint(0, 256, (10, 12, 3), generator=generator, dtype=torch.uint8)
                 image = Image.fromarray(noise.numpy()).resize((144, 120), Image.Resampling.BILINEAR)
                 place = torch.randint(0, 60, (2,), generator=generator).tolist()
@@ -42,6 +40,7 @@ def write_images(folder: Path) -> None:
 
 
 def small_config(folder: Path, out: Path, words: int = 16, workers: int = 0) -> RunConfig:
+    """Every chunk of eight images is saved at once, so that little work is lost when a run is killed."""
     return RunConfig(
         backbone=str(folder / "backbone"),
         train=str(folder / "train"),
@@ -50,17 +49,72 @@ def small_config(folder: Path, out: Path, words: int = 16, workers: int = 0) -> 
         vocabulary=VocabularyConfig(n_words=words),
         analysis=AnalysisConfig(n_words=16, sample=8, typical=2),
         probe=ProbeConfig(min_steps=50),
-        runtime=RuntimeConfig(device="cpu", batch_size=4, workers=workers, threads=1),
+        runtime=RuntimeConfig(device="cpu", batch_size=4, workers=workers, threads=1, chunk=8, save_every=0),
     )
+
+
+def copy_images(folder: Path, target: Path) -> RunConfig:
+    """A run with images of its own, which a test may damage, and the backbone of ``folder``."""
+    write_images(target)
+    return replace(small_config(target, target / "run"), backbone=str(folder / "backbone"))
+
+
+def start(folder: Path, out: Path, *options: str) -> None:
+    """The run as a process that must succeed."""
+    done = script(folder, out, *options)
+    assert done.returncode == 0, done.stderr
+
+
+def script(folder: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, __file__, str(folder), str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def torchrun(folder: Path, out: Path, processes: int, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), __file__, str(folder), str(out), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def content(out: Path) -> dict[str, Any]:
+    """Everything that a run computed: tensors by digest, rows as they are."""
+    digests: dict[str, Any] = {
+        str(path.relative_to(out)): artifacts.load(path)[1]["digest"] for path in sorted(out.rglob("*.safetensors"))
+    }
+    results = json.loads((out / "results.json").read_text())
+    return {**digests, "rows": results["rows"], "digests": results["digests"]}
+
+
+def interrupt_writes(kill_at: str, fails: bool, dies: bool) -> None:
+    """Crash at the moment when a finished file would get its name.
+
+    The process is killed where the path contains ``kill_at``, and half a file stays behind. With
+    ``fails`` or ``dies`` the third artefact that this process writes is an error or its death.
+    """
+    rename = Path.replace
+    written = 0
+
+    def rename_or_crash(temporary: Path, target: Path) -> Path:
+        nonlocal written
+        written += target.suffix in (".safetensors", ".rows")
+        if kill_at and kill_at in str(target):
+            os.truncate(temporary, 100)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if written == 3 and dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if written == 3 and fails:
+            raise RediError("this process was told to fail")
+        return rename(temporary, target)
+
+    Path.replace = rename_or_crash  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--kill-at", default="", help="part of the path whose write is not finished"
-    )
+    parser.add_argument("--kill-at", default="", help="part of the path whose write is not finished")
     parser.add_argument("--dying-rank", type=int, default=-1)
     parser.add_argument("--killed-rank", type=int, default=-1)
     parser.add_argument("--backbone", default="backbone")
@@ -70,41 +124,12 @@ def main() -> None:
     parser.add_argument("--file-size-limit", type=int, default=0)
     options = parser.parse_args()
 
-    from redi import artifacts, passes
-    from redi.errors import RediError
-    from redi.pipeline import execute
-
-    passes.CHUNK, passes.SAVE_EVERY, passes.SAVE_SHARE = 8, 0.0, 0
-    if options.kill_at:
-        original = artifacts.write_bytes
-
-        def write_or_die(path: Path, content: bytes) -> None:
-            if options.kill_at in str(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.with_name(f".{path.name}.{os.getpid()}").write_bytes(content[:100])
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(path, content)
-
-        artifacts.write_bytes = write_or_die
+    rank = int(os.environ.get("RANK", "0"))
+    interrupt_writes(options.kill_at, rank == options.dying_rank, rank == options.killed_rank)
     if options.file_size_limit:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_size_limit,) * 2)
-    rank = int(os.environ.get("RANK", "0"))
-    if rank in (options.dying_rank, options.killed_rank):
-        original_save = artifacts.save
-        calls = 0
-
-        def save_or_fail(*arguments: Any, **notes: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 3 and rank == options.killed_rank:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if calls == 3:
-                raise RediError("this process was told to fail")
-            original_save(*arguments, **notes)
-
-        artifacts.save = save_or_fail
     config = small_config(options.folder, options.out, workers=options.workers)
     config = replace(
         config,

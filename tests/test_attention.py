@@ -32,9 +32,7 @@ def test_equal_naive_loops(prefix: int) -> None:
     for image in range(batch):
         for patch in range(tokens - prefix):
             column = [
-                attention[image, head, query, prefix + patch].item()
-                for head in range(heads)
-                for query in range(tokens)
+                attention[image, head, query, prefix + patch].item() for head in range(heads) for query in range(tokens)
             ]
             row = [attention[image, head, 0, prefix + patch].item() for head in range(heads)]
             mass[image, patch] = sum(column) / (heads * tokens)
@@ -92,6 +90,7 @@ def test_permuting_patches_permutes_every_score() -> None:
     torch.testing.assert_close(rollout(shuffled, 2), rollout(attentions, 2)[:, patches])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="prefix counts"):
         incoming_mass(random_attention(0), 9)

@@ -7,23 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from redi.corpus import (
-    LABEL_SOURCES,
-    TERMS,
-    CorpusTerm,
-    bm25_term,
-    corpus_map,
-    other_labels,
-    tfidf_term,
-    word_weights,
-)
-from redi.errors import InvalidInput
+from redi.corpus import LABEL_SOURCES, TERMS, CorpusTerm, Evidence, bm25_term, corpus_map, other_labels, tfidf_term
+from redi.errors import ConfigError
+from redi.rows import Catalogue, Score, Variant
 from redi.score import minmax
 from redi.tfidf import CorpusStatistics, lookup
 from redi.views import View, aggregate, align, validation_views
 
 CLASSES, WORDS = 3, 5
-# Four patches an image; word 3 in every image, word 4 in none, class 2 with one image.
+# Four patches per image; word 3 in every image, word 4 in none, class 2 with one image.
 IMAGES = [[0, 0, 1, 3], [0, 2, 3, 3], [1, 1, 1, 3], [2, 3, 3, 3], [0, 1, 2, 3], [2, 2, 0, 3]]
 LABELS = [0, 0, 1, 1, 1, 2]
 
@@ -39,6 +31,14 @@ def numbered(classes: int, words: int = 3) -> CorpusTerm:
     """A term whose rows say which class they are of."""
     table = torch.arange(classes)[:, None] + torch.arange(words) / 10
     return CorpusTerm(table, lambda counts: counts)
+
+
+def word_weights(
+    term: CorpusTerm, source: str, labels: Tensor, probabilities: Tensor | None = None, seed: int = 0
+) -> Tensor | None:
+    """What a label source says about the images 0, 1, 2, ... of a data set."""
+    evidence = Evidence(labels, probabilities, range(len(labels)), seed)
+    return LABEL_SOURCES[source].weigh(term, evidence)
 
 
 def labels_of(weights: Tensor | None) -> list[int]:
@@ -57,9 +57,7 @@ def naive_tfidf() -> Tensor:
         idf = min(max(log((len(IMAGES) + 1) / (document_frequency(k) + 1)), 0), 8)
         for y in range(CLASSES):
             inside = [d.count(k) / 4 for d, label in zip(IMAGES, LABELS, strict=True) if label == y]
-            outside = [
-                d.count(k) / 4 for d, label in zip(IMAGES, LABELS, strict=True) if label != y
-            ]
+            outside = [d.count(k) / 4 for d, label in zip(IMAGES, LABELS, strict=True) if label != y]
             p, q = max(sum(inside) / len(inside), 1e-8), max(sum(outside) / len(outside), 1e-8)
             table[y, k] = max(0, log(p) - log(q)) * sqrt(p) * idf
     return table
@@ -73,13 +71,10 @@ def naive_bm25_weight(count: float, word: int) -> float:
 
 
 def naive_own(name: str, image: list[int]) -> list[float]:
-    """The weight of each word for no class: of the image's own counts."""
+    """The weight of each word for no class, from the image's own counts."""
     if name == "bm25":
         return [naive_bm25_weight(image.count(k), k) for k in range(WORDS)]
-    return [
-        image.count(k) / 4 * min(max(log(7 / (document_frequency(k) + 1)), 0), 8)
-        for k in range(WORDS)
-    ]
+    return [image.count(k) / 4 * min(max(log(7 / (document_frequency(k) + 1)), 0), 8) for k in range(WORDS)]
 
 
 def test_the_tfidf_term_is_the_papers_table() -> None:
@@ -128,7 +123,7 @@ def test_a_class_with_every_image_twice_differs_in_nothing_but_its_idf() -> None
 
 @pytest.mark.parametrize("name", TERMS)
 def test_own_weights_of_an_image_equal_the_naive_loop(name: str) -> None:
-    term = TERMS[name](stored())
+    term = TERMS[name].make(stored())
     counts = torch.tensor([[image.count(k) for k in range(WORDS)] for image in IMAGES])
     expected = torch.tensor([naive_own(name, image) for image in IMAGES])
     torch.testing.assert_close(term.own(counts.float()), expected)
@@ -140,7 +135,7 @@ def test_own_weights_of_an_image_equal_the_naive_loop(name: str) -> None:
 
 def test_gt_takes_the_rows_of_the_table() -> None:
     term, labels = tfidf_term(stored()), torch.tensor([2, 0, 1, 1])
-    weights = word_weights(term, "gt", labels, None, range(4), 0)
+    weights = word_weights(term, "gt", labels)
     assert weights is not None
     for image, label in enumerate([2, 0, 1, 1]):
         assert torch.equal(weights[image], term.table[label])
@@ -148,14 +143,14 @@ def test_gt_takes_the_rows_of_the_table() -> None:
 
 def test_predicted_takes_the_row_of_the_most_probable_class() -> None:
     probabilities = torch.tensor([[0.2, 0.7, 0.1], [0.4, 0.35, 0.25], [0.0, 0.1, 0.9]])
-    weights = word_weights(numbered(3), "predicted", torch.zeros(3).long(), probabilities, [], 0)
+    weights = word_weights(numbered(3), "predicted", torch.zeros(3).long(), probabilities)
     assert labels_of(weights) == [1, 0, 2]
 
 
 def test_posterior_is_the_mean_weighted_by_the_probabilities() -> None:
     term = tfidf_term(stored())
     probabilities = torch.rand(6, CLASSES).softmax(dim=1)
-    weights = word_weights(term, "posterior", torch.tensor(LABELS), probabilities, range(6), 0)
+    weights = word_weights(term, "posterior", torch.tensor(LABELS), probabilities)
     expected = torch.zeros(6, WORDS)
     for image in range(6):
         for y in range(CLASSES):
@@ -168,8 +163,8 @@ def test_posterior_is_the_mean_weighted_by_the_probabilities() -> None:
 def test_a_classifier_that_is_sure_and_right_is_the_oracle(source: str) -> None:
     term, labels = bm25_term(stored()), torch.tensor(LABELS)
     sure = torch.nn.functional.one_hot(labels, CLASSES).float()
-    weights = word_weights(term, source, labels, sure, range(6), 0)
-    oracle = word_weights(term, "gt", labels, None, range(6), 0)
+    weights = word_weights(term, source, labels, sure)
+    oracle = word_weights(term, "gt", labels)
     assert weights is not None
     assert oracle is not None
     torch.testing.assert_close(weights, oracle, atol=0, rtol=0)
@@ -178,19 +173,19 @@ def test_a_classifier_that_is_sure_and_right_is_the_oracle(source: str) -> None:
 def test_shuffled_permutes_the_labels_and_depends_on_the_seed_alone() -> None:
     labels = torch.arange(60) ** 2 % 7  # some classes more often than others
     term = numbered(7)
-    shuffled = labels_of(word_weights(term, "shuffled", labels, None, range(60), 5))
+    shuffled = labels_of(word_weights(term, "shuffled", labels, seed=5))
     assert Counter(shuffled) == Counter(labels.tolist())
     assert shuffled != labels.tolist()
     torch.rand(3)  # the global generator has no part in it
-    again = labels_of(word_weights(term, "shuffled", labels, None, range(60), 5))
+    again = labels_of(word_weights(term, "shuffled", labels, seed=5))
     assert again == shuffled
-    assert labels_of(word_weights(term, "shuffled", labels, None, range(60), 6)) != shuffled
+    assert labels_of(word_weights(term, "shuffled", labels, seed=6)) != shuffled
 
 
 def test_other_is_never_the_true_class_and_uniform_over_the_rest() -> None:
     classes, images = 5, 4000
     labels = torch.full((images,), 3)
-    drawn = labels_of(word_weights(numbered(classes), "other", labels, None, range(images), 0))
+    drawn = labels_of(word_weights(numbered(classes), "other", labels))
     counts = Counter(drawn)
     assert set(counts) == {0, 1, 2, 4}
     # A share of 1/4 has a standard deviation of sqrt(p (1 - p) / n).
@@ -211,12 +206,12 @@ def test_other_is_drawn_for_each_image_from_seed_and_index() -> None:
 
 
 def test_none_has_no_weights_of_a_class() -> None:
-    assert word_weights(numbered(3), "none", torch.zeros(4).long(), None, range(4), 0) is None
+    assert word_weights(numbered(3), "none", torch.zeros(4).long()) is None
 
 
 def test_an_unknown_source_is_refused_in_one_line() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        word_weights(numbered(3), "oracle", torch.zeros(4).long(), None, range(4), 0)
+    with pytest.raises(ConfigError) as caught:
+        Catalogue().check(Variant(Score("tfidf"), "oracle"))
     message = str(caught.value)
     assert "'oracle'" in message
     assert "\n" not in message
@@ -230,9 +225,7 @@ def some_views(images: int) -> list[tuple[View, ...]]:
     return [validation_views(40 + image, 36, index=image, size=32) for image in range(images)]
 
 
-def chain(
-    looked_up: list[Tensor], views: tuple[View, ...], mean_weight: float = 0.8
-) -> tuple[Tensor, int]:
+def chain(looked_up: list[Tensor], views: tuple[View, ...], mean_weight: float = 0.8) -> tuple[Tensor, int]:
     """One image: its views' maps, each aligned to the first, aggregated; and how many patches were
     not covered by all views."""
     aligned = [align(one, view, views[0]) for one, view in zip(looked_up, views, strict=True)]
@@ -243,39 +236,39 @@ def chain(
 
 @pytest.mark.parametrize("name", TERMS)
 def test_a_map_is_lookup_then_align_then_aggregate_image_by_image(name: str) -> None:
-    images, term, views = 5, TERMS[name](stored()), some_views(5)
+    images, term, views = 5, TERMS[name].make(stored()), some_views(5)
     labels = torch.tensor([0, 1, 2, 2, 0])
     words = torch.randint(WORDS, (images, 4, 16))
-    weights = word_weights(term, "gt", labels, None, range(images), 0)
-    found = corpus_map(term, weights, words, views)
-    assert found.shape == (images, 16)
+    weights = word_weights(term, "gt", labels)
+    result = corpus_map(term, weights, words, views)
+    assert result.shape == (images, 16)
     uncovered = 0
     for image in range(images):
         label = labels[image : image + 1]
         maps = [lookup(term.table, words[image, v][None], label)[0] for v in range(4)]
         expected, outside = chain(maps, views[image])
         uncovered += outside
-        torch.testing.assert_close(found[image], expected)
+        torch.testing.assert_close(result[image], expected)
     assert uncovered, "some crop leaves a patch out, or nothing of the alignment is seen"
 
 
 @pytest.mark.parametrize("name", TERMS)
 def test_without_a_class_every_view_weighs_its_own_words(name: str) -> None:
-    images, term, views = 4, TERMS[name](stored()), some_views(4)
+    images, term, views = 4, TERMS[name].make(stored()), some_views(4)
     # Views of four patches, as long as the corpus's images, each with other words.
     words = torch.randint(WORDS, (images, 4, 4))
-    found = corpus_map(term, None, words, views)
+    result = corpus_map(term, None, words, views)
     for image in range(images):
         maps = []
         for view in words[image].tolist():
             weights = naive_own(name, view)
             maps.append(minmax(torch.tensor([weights[word] for word in view])))
-        torch.testing.assert_close(found[image], chain(maps, views[image])[0])
+        torch.testing.assert_close(result[image], chain(maps, views[image])[0])
 
 
 def test_words_may_be_stored_small() -> None:
     term, words, views = tfidf_term(stored()), torch.randint(WORDS, (3, 4, 16)), some_views(3)
-    weights = word_weights(term, "gt", torch.tensor([0, 1, 2]), None, range(3), 0)
+    weights = word_weights(term, "gt", torch.tensor([0, 1, 2]))
     for given in (weights, None):
         expected = corpus_map(term, given, words, views)
         assert torch.equal(corpus_map(term, given, words.to(torch.int16), views), expected)
@@ -284,23 +277,23 @@ def test_words_may_be_stored_small() -> None:
 @pytest.mark.parametrize("mean_weight", [0.0, 0.8, 1.0])
 def test_the_map_weighs_mean_and_maximum_as_asked(mean_weight: float) -> None:
     term, words, views = tfidf_term(stored()), torch.randint(WORDS, (2, 4, 16)), some_views(2)
-    weights = word_weights(term, "gt", torch.tensor([0, 1]), None, range(2), 0)
-    found = corpus_map(term, weights, words, views, mean_weight)
+    weights = word_weights(term, "gt", torch.tensor([0, 1]))
+    result = corpus_map(term, weights, words, views, mean_weight)
     assert weights is not None
     for image in range(2):
         maps = [minmax(weights[image][words[image, v]]) for v in range(4)]
-        torch.testing.assert_close(found[image], chain(maps, views[image], mean_weight)[0])
+        torch.testing.assert_close(result[image], chain(maps, views[image], mean_weight)[0])
 
 
 @pytest.mark.parametrize("mean_weight", [0.0, 0.8, 1.0])
 def test_aggregate_equals_a_naive_loop_for_any_weight_of_the_mean(mean_weight: float) -> None:
     values, valid = torch.rand(3, 4, 9), torch.rand(3, 4, 9) < 0.6
     valid[:, 0] = True  # the reference covers everything
-    found = aggregate(values, valid, mean_weight)
+    aggregated = aggregate(values, valid, mean_weight)
     for image in range(3):
         raw = []
         for patch in range(9):
             covering = [float(values[image, v, patch]) for v in range(4) if valid[image, v, patch]]
             mean = sum(covering) / len(covering)
             raw.append(mean_weight * mean + (1 - mean_weight) * max(covering))
-        torch.testing.assert_close(found[image], minmax(torch.tensor(raw)))
+        torch.testing.assert_close(aggregated[image], minmax(torch.tensor(raw)))

@@ -17,12 +17,7 @@ def test_block_cost_counts_every_product_of_a_vit_block() -> None:
 
 def test_table_3_of_the_paper() -> None:
     rows = cost_table()
-    assert [(row.dense, row.reduced) for row in rows[:4]] == [
-        (196, 98),
-        (196, 102),
-        (201, 107),
-        (201**2, 107**2),
-    ]
+    assert [(row.dense, row.reduced) for row in rows[:4]] == [(196, 98), (196, 102), (201, 107), (201**2, 107**2)]
     assert [f"{row.reduction:.1f}" for row in rows] == ["50.0", "48.0", "46.8", "71.7", "47.8"]
     assert f"{rows[-1].reduced:.3f}" == "0.522"
 
@@ -34,7 +29,7 @@ def test_keeping_everything_saves_nothing() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="positive"):
         block_cost(0, 768)
-    with pytest.raises(InvalidInput, match="must be patches"):
+    with pytest.raises(InvalidInput, match="patches must be positive"):
         cost_table(patches=0)
-    with pytest.raises(InvalidInput, match="negative prefix"):
+    with pytest.raises(InvalidInput, match="prefix at least 0"):
         cost_table(prefix=-2)

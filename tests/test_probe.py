@@ -39,7 +39,7 @@ def test_feature_equals_a_naive_loop_and_ignores_the_order_of_patches() -> None:
 
 
 def test_steps_equal_adamw_with_cosine_decay_written_out() -> None:
-    """Several batches an epoch and a strong decay, in float64, against the textbook's formulas."""
+    """Several batches per epoch and a strong decay, in float64, against the textbook's formulas."""
     features, labels = blobs(images=70)
     settings = {"batch_size": 32, "learning_rate": 0.05, "weight_decay": 0.5}
     probe = LinearProbe(5, epochs=3, min_steps=1, **settings).fit(features, labels)  # type: ignore[arg-type]
@@ -77,12 +77,7 @@ def test_other_precisions_and_small_labels_are_taken_in_any_mode(kind: torch.dty
 
 def test_the_recipe_is_the_papers() -> None:
     probe = LinearProbe(1000)
-    assert (probe.epochs, probe.batch_size, probe.learning_rate, probe.weight_decay) == (
-        20,
-        4096,
-        3e-3,
-        1e-2,
-    )
+    assert (probe.epochs, probe.batch_size, probe.learning_rate, probe.weight_decay) == (20, 4096, 3e-3, 1e-2)
 
 
 def test_steps_are_the_papers_epochs_on_large_data_and_enough_on_small() -> None:
@@ -125,9 +120,7 @@ def test_it_finds_the_optimum_that_a_second_order_method_finds() -> None:
 
 def test_same_seed_same_weights() -> None:
     features, labels = blobs()
-    first, second = (
-        LinearProbe(5, min_steps=40, batch_size=64).fit(features, labels) for _ in "ab"
-    )
+    first, second = (LinearProbe(5, min_steps=40, batch_size=64).fit(features, labels) for _ in "ab")
     assert torch.equal(first.weight_, second.weight_)
     other = LinearProbe(5, min_steps=40, batch_size=64, seed=1).fit(features, labels)
     assert not torch.equal(first.weight_, other.weight_)
@@ -135,6 +128,7 @@ def test_same_seed_same_weights() -> None:
     assert accuracy > 0.8
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused() -> None:
     features, labels = blobs()
     with pytest.raises(InvalidInput, match="Labels must lie in"):

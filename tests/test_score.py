@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from redi.errors import InvalidInput
 from redi.score import hybrid, minmax
@@ -68,6 +67,7 @@ def test_maps_that_are_not_finite_are_refused(bad: float) -> None:
         hybrid(torch.ones(1, 3), values)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "values",
     [torch.zeros(2, 0), torch.ones(2, 3, dtype=torch.bool), torch.arange(4), torch.tensor(1.0)],
@@ -78,6 +78,7 @@ def test_maps_that_are_no_maps_are_refused(values: torch.Tensor) -> None:
         minmax(values)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_maps_of_different_shape_are_refused() -> None:
     with pytest.raises(InvalidInput, match="same shape"):
         hybrid(torch.rand(2, 9), torch.rand(2, 16))

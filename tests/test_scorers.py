@@ -17,9 +17,7 @@ prefixes = pytest.mark.parametrize("prefix", [1, 5])
 scorers = pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
 
 
-def make_dense(
-    prefix: int = 1, grid: tuple[int, int] = (3, 5), batch: int = 3, seed: int = 0
-) -> Dense:
+def make_dense(prefix: int = 1, grid: tuple[int, int] = (3, 5), batch: int = 3, seed: int = 0) -> Dense:
     generator = torch.Generator().manual_seed(seed)
     n = grid[0] * grid[1]
     query, key, value = torch.randn(3, batch, 4, prefix + n, 6, generator=generator)
@@ -87,9 +85,7 @@ def unit_range(values: Vector) -> Vector:
 
 def naive_mass(image: OneImage) -> Vector:
     count = len(image.heads) * len(image.tokens)
-    return unit_range(
-        [fsum(fsum(image.received(h, p)) for h in image.heads) / count for p in image.patches]
-    )
+    return unit_range([fsum(fsum(image.received(h, p)) for h in image.heads) / count for p in image.patches])
 
 
 def from_cls(image: OneImage, patch: int) -> Vector:
@@ -176,9 +172,7 @@ def test_the_l1_column_norm_ranks_as_incoming_mass_does(prefix: int) -> None:
 def test_a_higher_norm_prefers_a_patch_that_few_tokens_attend_to_strongly() -> None:
     # Patches 0 and 2 get 0.4 from all but patch 1, which gets 0.99 from itself and nothing else.
     dense = make_dense(grid=(1, 3), batch=1)
-    attention = torch.tensor(
-        [[0.2, 0.4, 0.0, 0.4], [0.2, 0.4, 0.0, 0.4], [0.01, 0.0, 0.99, 0.0], [0.2, 0.4, 0.0, 0.4]]
-    )
+    attention = torch.tensor([[0.2, 0.4, 0.0, 0.4], [0.2, 0.4, 0.0, 0.4], [0.01, 0.0, 0.99, 0.0], [0.2, 0.4, 0.0, 0.4]])
     vars(dense)["attention"] = attention.expand(1, 4, 4, 4)  # as if it had been made
     l1, l4 = column_norm(1)(dense)[0], column_norm(4)(dense)[0]
     assert l1.tolist() == pytest.approx([1.2, 0.99, 1.2])
@@ -200,9 +194,7 @@ def test_a_uniform_row_scores_lowest_and_a_focused_one_highest(name: str, prefix
 
 
 @pytest.mark.parametrize(("grid", "middle"), [((3, 5), [7]), ((4, 2), [2, 3, 4, 5])])
-def test_the_centre_is_highest_in_the_middle_and_symmetric(
-    grid: tuple[int, int], middle: list[int]
-) -> None:
+def test_the_centre_is_highest_in_the_middle_and_symmetric(grid: tuple[int, int], middle: list[int]) -> None:
     scores = SCORERS["centre"](make_dense(grid=grid))
     for image in scores:
         assert (image == image.max()).nonzero().flatten().tolist() == middle
@@ -222,10 +214,10 @@ def test_noise_depends_on_seed_and_index_alone() -> None:
     dense = make_dense()
     scores = SCORERS["random"](dense)
     another = replace(make_dense(prefix=5, seed=9), indices=[90, 5, 11])
-    found = SCORERS["random"](another)
-    assert torch.equal(found[0], scores[2]), "index 90"
-    assert torch.equal(found[2], scores[0]), "index 11"
-    assert not torch.isclose(found[1], scores).all(dim=1).any(), "index 5 is none of theirs"
+    noise = SCORERS["random"](another)
+    assert torch.equal(noise[0], scores[2]), "index 90"
+    assert torch.equal(noise[2], scores[0]), "index 11"
+    assert not torch.isclose(noise[1], scores).all(dim=1).any(), "index 5 is none of theirs"
     reseeded = SCORERS["random"](replace(dense, seed=4))
     assert not torch.isclose(reseeded, scores).all(dim=1).any()
 

@@ -7,8 +7,7 @@ from math import comb
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from redi.errors import InvalidInput
@@ -37,9 +36,7 @@ def test_mcnemar_by_hand() -> None:
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_equals_the_binomial_sum_and_is_symmetric(gained: int, lost: int) -> None:
     changed = gained + lost
-    expected = min(
-        1.0, 2 * sum(comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed
-    )
+    expected = min(1.0, 2 * sum(comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed)
     assert mcnemar(gained, lost) == pytest.approx(expected)
     assert mcnemar(gained, lost) == mcnemar(lost, gained)
 
@@ -143,8 +140,7 @@ def naive_spearman(first: list[float], second: list[float]) -> float:
         """The average of the places that a value takes among the sorted ones."""
         places = sorted(values)
         return [
-            sum(place for place, other in enumerate(places, 1) if other == value)
-            / places.count(value)
+            sum(place for place, other in enumerate(places, 1) if other == value) / places.count(value)
             for value in values
         ]
 
@@ -205,9 +201,7 @@ def test_keep_overlap_counts_what_the_operator_keeps(keep: int) -> None:
     first, second = maps(2, 3, patches=16)
     patches = torch.randn(len(first), 16, 4)
     budget = Budget(keep=keep / 16, merge=0)
-    kept = [
-        reduce(patches, scores, budget).positions[:, :keep].tolist() for scores in (first, second)
-    ]
+    kept = [reduce(patches, scores, budget).positions[:, :keep].tolist() for scores in (first, second)]
     expected = [len(set(a) & set(b)) / keep for a, b in zip(*kept, strict=True)]
     assert keep_overlap(first, second, keep).tolist() == pytest.approx(expected)
     assert torch.equal(keep_overlap(second**3, first, keep), keep_overlap(first, second, keep))
@@ -253,15 +247,16 @@ def test_divergence_of_almost_equal_logits_is_not_negative_and_coarse_logits_are
 RIGHT, SCORES = torch.ones(4, dtype=torch.bool), torch.arange(8.0).view(2, 4)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: paired_bootstrap(RIGHT, RIGHT[:3]), "same shape"),
-        (lambda: paired_bootstrap(RIGHT, RIGHT.int()), "booleans"),
+        (lambda: paired_bootstrap(RIGHT, RIGHT.int()), "must be boolean"),
         (lambda: paired_bootstrap(RIGHT[:0], RIGHT[:0]), "empty"),
         (lambda: paired_bootstrap(RIGHT, RIGHT, resamples=0), "at least 1"),
-        (lambda: holm([0.5, float("nan")]), "0 to 1"),
-        (lambda: holm([1.5]), "0 to 1"),
+        (lambda: holm([0.5, float("nan")]), "between 0 and 1"),
+        (lambda: holm([1.5]), "between 0 and 1"),
         (lambda: spearman(SCORES[0], SCORES[0]), "images patches"),
         (lambda: spearman(SCORES, SCORES / 0), "finite"),
         (lambda: spearman(SCORES.long(), SCORES), "floating point"),

@@ -5,8 +5,7 @@ from math import log, sqrt
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from redi.errors import CorpusError, InvalidInput
@@ -80,9 +79,7 @@ def test_split_and_merged_in_any_order_is_identical(seed: int, parts: int) -> No
 
 
 def test_idf_is_clipped_at_eight() -> None:
-    statistics = CorpusStatistics(2, 2).update(
-        torch.zeros(2, 3, dtype=torch.int64), torch.arange(2)
-    )
+    statistics = CorpusStatistics(2, 2).update(torch.zeros(2, 3, dtype=torch.int64), torch.arange(2))
     statistics.class_images[:] = 2_000  # as if 4,000 images had been counted
     assert statistics.idf()[1] == 8
     assert statistics.idf()[0] == pytest.approx(log(4_001 / 3), rel=1e-6)
@@ -126,6 +123,7 @@ def test_lookup_where_no_word_says_anything_is_zero() -> None:
     assert lookup(torch.zeros(2, 3), torch.tensor([[0, 1]]), torch.tensor([1])).tolist() == [[0, 0]]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused() -> None:
     statistics = CorpusStatistics(3, 5)
     words = torch.zeros(2, 4, dtype=torch.int64)
@@ -134,7 +132,7 @@ def test_bad_input_is_refused() -> None:
     for method in (statistics.table, statistics.idf, statistics.contrast, statistics.support):
         with pytest.raises(CorpusError, match="corpus is empty"):
             method()
-    with pytest.raises(InvalidInput, match=r"Labels must lie in 0\.\.2, but reach from 0 to 3"):
+    with pytest.raises(InvalidInput, match=r"Labels must lie in 0\.\.2, but range from 0 to 3"):
         statistics.update(words, torch.tensor([0, 3]))
     with pytest.raises(InvalidInput, match="Words must lie in"):
         statistics.update(words - 1, torch.tensor([0, 1]))

@@ -4,25 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from PIL import Image
+from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
-from redi.errors import ImageError, InvalidInput
+from redi.errors import InvalidInput
 from redi.score import minmax
-from redi.views import (
-    View,
-    aggregate,
-    align,
-    align_views,
-    crop,
-    normalise,
-    reference_view,
-    resize,
-    to_bytes,
-    validation_views,
-)
+from redi.views import View, aggregate, align, align_views, reference_view, validation_views
 
 CENTRE = View((16, 16, 224, 224))
 
@@ -45,9 +32,7 @@ def patch_centres(view: View, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 
 @given(boxes(), st.sampled_from([(14, 14), (7, 5), (3, 8)]))
-def test_a_linear_map_comes_back_clamped_at_the_edge_and_masked_by_the_box(
-    view: View, grid: tuple[int, int]
-) -> None:
+def test_a_linear_map_comes_back_clamped_at_the_edge_and_masked_by_the_box(view: View, grid: tuple[int, int]) -> None:
     reference = View((100, 40, 224, 210))
     rows, columns = grid
 
@@ -58,18 +43,10 @@ def test_a_linear_map_comes_back_clamped_at_the_edge_and_masked_by_the_box(
     values, valid = align(plane(x, y), view, reference, grid)
     target_x, target_y = patch_centres(reference, rows, columns)
     left, top, width, height = view.box
-    inside = (
-        (target_x >= left)
-        & (target_x <= left + width)
-        & (target_y >= top)
-        & (target_y <= top + height)
-    )
+    inside = (target_x >= left) & (target_x <= left + width) & (target_y >= top) & (target_y <= top + height)
     assert torch.equal(valid, inside)
-    # Inside the hull of the view's patch centres the plane itself, beyond it the edge value.
-    expected = plane(
-        target_x.clamp(float(x.min()), float(x.max())),
-        target_y.clamp(float(y.min()), float(y.max())),
-    )
+    # The plane itself inside the hull of the view's patch centres, the edge value beyond it.
+    expected = plane(target_x.clamp(float(x.min()), float(x.max())), target_y.clamp(float(y.min()), float(y.max())))
     torch.testing.assert_close(values[inside], expected[inside], atol=1e-5, rtol=0)
     assert values[~inside].eq(0).all()
 
@@ -101,9 +78,7 @@ def test_a_flipped_reference_mirrors_the_result() -> None:
 def test_half_the_reference_by_hand() -> None:
     # A 2x2 grid over (0, 0, 4, 4); the view is its right half. Reference centres lie at x = 1, 3;
     # the view's own at 2.5, 3.5, so x = 3 is half way between them and x = 1 is outside.
-    values, valid = align(
-        torch.tensor([1.0, 3.0, 5.0, 9.0]), View((2, 0, 2, 4)), View((0, 0, 4, 4))
-    )
+    values, valid = align(torch.tensor([1.0, 3.0, 5.0, 9.0]), View((2, 0, 2, 4)), View((0, 0, 4, 4)))
     assert valid.tolist() == [False, True, False, True]
     assert values.tolist() == [0.0, 2.0, 0.0, 7.0]
 
@@ -210,62 +185,22 @@ def test_very_elongated_images_fall_back_to_the_largest_central_crop() -> None:
     assert tall.box == (0, 341, 256, 341)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        ((500, 375), (341, 256)),
-        ((375, 500), (256, 341)),
-        ((10, 20), (256, 512)),
-        ((9, 9), (256, 256)),
-    ],
-)
-def test_resize_makes_the_shorter_side_exact_and_truncates_the_longer(
-    size: tuple[int, int], expected: tuple[int, int]
-) -> None:
-    assert resize(Image.new("RGB", size)).size == expected
-
-
-def gradient(width: int, height: int) -> Image.Image:
-    image = Image.new("RGB", (width, height))
-    image.putdata([(x % 256, y % 256, 7) for y in range(height) for x in range(width)])
-    return image
-
-
-def test_crop_cuts_the_box_and_mirrors_it() -> None:
-    image = gradient(300, 256)
-    view = View((30, 12, 224, 224))
-    straight = to_bytes(crop(image, view))
-    assert straight[0, 0, :3].tolist() == [30, 31, 32]
-    assert straight[1, :3, 0].tolist() == [12, 13, 14]
-    mirrored = to_bytes(crop(image, View(view.box, flip=True)))
-    assert torch.equal(mirrored, straight.flip(2))
-    assert crop(image, View((0, 0, 300, 200)), size=196).size == (196, 196)
-
-
-def test_pixels_are_normalised_per_channel() -> None:
-    image = Image.new("RGB", (4, 4), (255, 0, 51))
-    pixels = normalise(to_bytes(image), (0.5, 0.5, 0.2), (0.5, 0.25, 0.1))
-    assert pixels[:, 0, 0].tolist() == pytest.approx([1.0, -2.0, 0.0], abs=1e-6)
-
-
-def raises(call: Callable[[], object], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
+def raises(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         call()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_refused() -> None:
-    raises(lambda: resize(Image.new("RGB", (0, 5))), ImageError, "no pixels: its size is 0x5")
-    raises(lambda: resize(Image.new("RGB", (1, 5000))), ImageError, "too elongated")
-    raises(lambda: View((0, 0, 0, 5)), InvalidInput, "positive extent")
-    raises(lambda: reference_view(200, 300), InvalidInput, "does not fit")
-    raises(lambda: crop(gradient(256, 256), View((50, 0, 224, 224))), InvalidInput, "beyond")
-    raises(lambda: align(torch.rand(195), CENTRE, CENTRE), InvalidInput, "square grid")
+    raises(lambda: View((0, 0, 0, 5)), "positive extent")
+    raises(lambda: reference_view(200, 300), "does not fit")
+    raises(lambda: align(torch.rand(195), CENTRE, CENTRE), "square grid")
     valid = torch.tensor([[True, False]])
-    raises(lambda: aggregate(torch.rand(1, 2), valid), InvalidInput, "lie in no view")
-    raises(lambda: aggregate(torch.rand(1, 2) / 0, ~(valid & ~valid)), InvalidInput, "finite")
-    raises(lambda: aggregate(torch.rand(1, 3), valid), InvalidInput, "same shape")
-    raises(lambda: aggregate(torch.rand(1, 2), valid.float()), InvalidInput, "type bool")
-    raises(lambda: aggregate(torch.rand(2), valid[0]), InvalidInput, "views patches")
-    raises(lambda: align(torch.arange(196), CENTRE, CENTRE), InvalidInput, "floating point")
-    raises(lambda: align(torch.rand(196) / 0, CENTRE, CENTRE), InvalidInput, "finite")
-    raises(lambda: align(torch.tensor(1.0), CENTRE, CENTRE), InvalidInput, "A map must be")
+    raises(lambda: aggregate(torch.rand(1, 2), valid), "lie in no view")
+    raises(lambda: aggregate(torch.rand(1, 2) / 0, ~(valid & ~valid)), "finite")
+    raises(lambda: aggregate(torch.rand(1, 3), valid), "same shape")
+    raises(lambda: aggregate(torch.rand(1, 2), valid.float()), "must be boolean")
+    raises(lambda: aggregate(torch.rand(2), valid[0]), "views patches")
+    raises(lambda: align(torch.arange(196), CENTRE, CENTRE), "floating point")
+    raises(lambda: align(torch.rand(196) / 0, CENTRE, CENTRE), "finite")
+    raises(lambda: align(torch.tensor(1.0), CENTRE, CENTRE), "A map must be")

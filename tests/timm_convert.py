@@ -10,7 +10,7 @@ from torch import Tensor
 
 from timm_import import timm
 
-#: In this order: what an attention ends with must be renamed before what an MLP ends with.
+#: The order matters: the last part of an attention must be renamed before that of an MLP.
 _NAMES = [
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
     (r"^(encoder\.layer|model\.layer|layers|layer)\.", "blocks."),
@@ -34,53 +34,46 @@ _NAMES = [
 
 def timm_weights(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
     """Names of ``VisionTransformer``; query, key and value are one matrix there."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         for pattern, new in _NAMES:
             name = re.sub(pattern, new, name)
         if not name.endswith("mask_token"):
-            found[name] = tensor
+            renamed[name] = tensor
     for block in range(depth):
         at = f"blocks.{block}.attn."
         for kind in ("weight", "bias"):
-            parts = [found.pop(f"{at}{part}.{kind}", None) for part in "qkv"]
+            parts = [renamed.pop(f"{at}{part}.{kind}", None) for part in "qkv"]
             if parts[1] is None:  # DINOv3's keys have no bias
                 assert parts[0] is not None
                 assert parts[2] is not None
-                found[f"{at}q_bias"], found[f"{at}v_bias"] = parts[0], parts[2]
+                renamed[f"{at}q_bias"], renamed[f"{at}v_bias"] = parts[0], parts[2]
             else:
-                found[f"{at}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
-    return found
+                renamed[f"{at}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+    return renamed
 
 
 def eva_weights(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
     """Names of ``Eva``: layer scale is a parameter of the block."""
     return {
-        re.sub(r"\.ls(\d)\.gamma$", r".gamma_\1", name): tensor
-        for name, tensor in timm_weights(weights, depth).items()
+        re.sub(r"\.ls(\d)\.gamma$", r".gamma_\1", name): tensor for name, tensor in timm_weights(weights, depth).items()
     }
 
 
 def split_positions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """DINOv2 with registers: the position of the class token goes into the token."""
     positions = weights["pos_embed"]
-    return {
-        **weights,
-        "cls_token": weights["cls_token"] + positions[:, :1],
-        "pos_embed": positions[:, 1:],
-    }
+    return {**weights, "cls_token": weights["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
 
 
 def write_timm_folder(
     folder: Path, weights: dict[str, Tensor], architecture: str, classes: int, **settings: Any
 ) -> Path:
-    """A folder in timm's format with the given weights; ``model_args`` in the settings, if any."""
+    """A folder in timm's format with the given weights; ``settings`` may hold ``model_args``."""
     arguments = settings.pop("model_args", {})
     model = timm().create_model(architecture, num_classes=classes, **arguments)
     model.load_state_dict(weights)
-    timm().models.save_for_hf(
-        model, folder, model_args=arguments, model_config=settings, safe_serialization=True
-    )
+    timm().models.save_for_hf(model, folder, model_args=arguments, model_config=settings, safe_serialization=True)
     return folder
 
 

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from timm_import import timm
 
-_SMALL: dict[str, Any] = {
-    "img_size": 48,
-    "patch_size": 8,
-    "embed_dim": 32,
-    "depth": 3,
-    "num_heads": 4,
-    "mlp_ratio": 2,
-}
+_SMALL: dict[str, Any] = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "mlp_ratio": 2}
 
 
 class Small(NamedTuple):
@@ -52,13 +45,9 @@ def small_timm(small: Small, **arguments: Any) -> nn.Module:
 
 
 def save_timm(
-    model: Any,
-    folder: Path,
-    small: Small,
-    arguments: Mapping[str, Any] = MappingProxyType({}),
-    **settings: Any,
+    model: Any, folder: Path, small: Small, arguments: Mapping[str, Any] = MappingProxyType({}), **settings: Any
 ) -> Path:
-    """In the Hub's format, by timm's own function; ``settings`` go into config.json."""
+    """Write a model in the Hub's format with timm's own function; ``settings`` go into config.json."""
     timm().models.save_for_hf(
         model,
         folder,

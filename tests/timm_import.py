@@ -1,10 +1,10 @@
 """Makes timm importable in the tests, and must be imported before transformers.
 
 ``make`` keeps timm and torchvision in a folder of their own beside the environment's packages,
-because torchvision has no build for every build of torch: where it does not fit, not only timm but
-transformers, which imports what it finds, fails for want of two compiled operators. Nothing here
-calls them, and their schemas are enough for the import. All this is for the tests alone: the package
-imports timm as it finds it, and processes that the tests start see neither timm nor torchvision.
+because torchvision has no build for every build of torch. A torchvision that does not fit lacks two
+compiled operators, and the import of timm and that of transformers fail. Nothing here calls these
+operators, so their schemas are enough for the import. All this is for the tests alone: the package
+imports the timm that is there, and processes that the tests start see neither timm nor torchvision.
 """
 
 import sys
@@ -32,8 +32,8 @@ def _prepare() -> torch.library.Library | None:
     folder = Path(sys.prefix) / "timm"
     if folder.is_dir():
         sys.path.append(str(folder))
-    found = find_spec("torchvision")
-    if found is None or found.origin is None or _fits(Path(found.origin).parent):
+    torchvision = find_spec("torchvision")
+    if torchvision is None or torchvision.origin is None or _fits(Path(torchvision.origin).parent):
         return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -41,7 +41,7 @@ def _prepare() -> torch.library.Library | None:
     return library
 
 
-#: Kept, because a library that is collected takes its schemas with it.
+#: Kept alive: a library that is garbage-collected takes its schemas with it.
 SCHEMAS = _prepare()
 
 

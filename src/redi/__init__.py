@@ -6,7 +6,7 @@ Data flows one way, and each arrow is one module::
                           |                              +-> score -> reduction -> backbone -> probe
                           +-> attention -----------------+
 
-Importing ``redi`` loads neither torch nor transformers; the names below do, when first used.
+Importing ``redi`` loads neither torch nor transformers; the public names load them when first used.
 """
 
 from importlib import import_module
@@ -14,66 +14,43 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-#: Public names and where they live; modules are reached by their own names (``redi.score.minmax``).
-_HOME = {
-    "Accelerated": "deploy",
-    "Backbone": "backbone",
-    "Budget": "reduction",
-    "CorpusStatistics": "tfidf",
-    "LinearProbe": "probe",
-    "RediError": "errors",
-    "Setting": "deploy",
-    "Reduction": "reduction",
-    "Tokens": "backbone",
-    "View": "views",
-    "Vocabulary": "vocabulary",
-    "accelerate": "deploy",
-    "hybrid": "score",
-    "load_backbone": "backbone",
-    "minmax": "score",
-    "reduce": "reduction",
-    "unreduce": "reduction",
+#: Public names of each module. The modules are public too (``redi.score.minmax``).
+_NAMES = {
+    "attention": (),
+    "backbone": ("Backbone", "Tokens", "load_backbone"),
+    "budget": ("Budget",),
+    "cost": (),
+    "deploy": ("Accelerated", "Setting", "accelerate"),
+    "errors": ("RediError",),
+    "evaluate": (),
+    "images": (),
+    "pipeline": (),
+    "probe": ("LinearProbe",),
+    "reduction": ("Reduction", "reduce", "unreduce"),
+    "score": ("hybrid", "minmax"),
+    "tfidf": ("CorpusStatistics",),
+    "views": ("View",),
+    "vocabulary": ("Vocabulary",),
 }
-_MODULES = (
-    "attention backbone cost deploy errors evaluate images pipeline probe reduction score "
-    "tfidf views vocabulary"
-).split()
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "Accelerated",
-    "Backbone",
-    "Budget",
-    "CorpusStatistics",
-    "LinearProbe",
-    "RediError",
-    "Reduction",
-    "Setting",
-    "Tokens",
-    "View",
-    "Vocabulary",
-    "__version__",
-    "accelerate",
-    "hybrid",
-    "load_backbone",
-    "minmax",
-    "reduce",
-    "unreduce",
-]
+__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from redi.backbone import Backbone, Tokens, load_backbone
-    from redi.deploy import Accelerated, Setting, accelerate
-    from redi.errors import RediError
-    from redi.probe import LinearProbe
-    from redi.reduction import Budget, Reduction, reduce, unreduce
-    from redi.score import hybrid, minmax
-    from redi.tfidf import CorpusStatistics
-    from redi.views import View
-    from redi.vocabulary import Vocabulary
+    from redi.backbone import Backbone as Backbone, Tokens as Tokens, load_backbone as load_backbone
+    from redi.budget import Budget as Budget
+    from redi.deploy import Accelerated as Accelerated, Setting as Setting, accelerate as accelerate
+    from redi.errors import RediError as RediError
+    from redi.probe import LinearProbe as LinearProbe
+    from redi.reduction import Reduction as Reduction, reduce as reduce, unreduce as unreduce
+    from redi.score import hybrid as hybrid, minmax as minmax
+    from redi.tfidf import CorpusStatistics as CorpusStatistics
+    from redi.views import View as View
+    from redi.vocabulary import Vocabulary as Vocabulary
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _NAMES:
         return import_module(f"redi.{name}")
     if name in _HOME:
         return getattr(import_module(f"redi.{_HOME[name]}"), name)
@@ -81,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted([*__all__, *_NAMES])

@@ -1,14 +1,15 @@
 """Attention scores of Sec. "Attention scores": incoming mass, CLS mean, CLS max and rollout.
 
-Attention rows are queries and columns are keys. ``prefix`` counts every token before the patches
-(CLS, registers, distillation), so the patch columns are ``prefix:``. Token 0 is CLS.
+Attention rows are queries and columns are keys. ``prefix`` is the number of tokens before the patches (CLS,
+registers, distillation), so the patch columns are ``prefix:``. Token 0 is CLS.
 
-The four functions of the paper take full attention ``[batch, heads, tokens, tokens]``. Each is a
-small statistic followed by :func:`redi.score.minmax`; a dense pass keeps only those statistics
+The four functions of the paper take full attention ``[batch, heads, tokens, tokens]``. Each computes a small
+statistic and then applies :func:`redi.score.minmax`. A dense pass keeps only those statistics
 (:class:`redi.backbone.AttentionScores`), never the full tensors of all blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
@@ -23,14 +24,14 @@ FULL = "batch heads tokens tokens"
 
 
 def head_mean(attention: Attention) -> Float[Tensor, "batch tokens tokens"]:
-    """Statistic for rollout and, through its column mean, for incoming mass."""
+    """Attention averaged over heads: the statistic for rollout and, through its column mean, for incoming mass."""
     return attention.mean(dim=1)
 
 
 def cls_rows(attention: Attention) -> Float[Tensor, "batch heads tokens"]:
-    """Statistic for CLS mean and CLS max: what the CLS token attends to, head by head.
+    """Attention from CLS in each head: the statistic for CLS mean and CLS max.
 
-    A copy, because a view would keep the whole attention tensor alive.
+    It is a copy, because a view would keep the whole attention tensor in memory.
     """
     return attention[:, :, 0].clone()
 
@@ -56,12 +57,12 @@ def cls_max(attention: Attention, prefix: int) -> PatchMap:
 def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
     """Attention rollout (Abnar and Zuidema, 2020): the CLS row of T_L ... T_2 T_1, then N.
 
-    ``attentions`` are the blocks first to last, each ``[batch, heads, tokens, tokens]`` or already
-    averaged over heads. T = rownorm(mean_h A + I). Only row 0 of the product is needed, so it is
-    composed from the left as vector-matrix products: e_0 T_L, then times T_{L-1}, down to T_1.
+    ``attentions`` lists the blocks from first to last, each ``[batch, heads, tokens, tokens]`` or already averaged
+    over heads. T = rownorm(mean_h A + I). Only row 0 of the product is needed, so it is computed from the left as
+    vector-matrix products: e_0 T_L, then times T_{L-1}, down to T_1.
 
-    The rows of A sum to one, so rownorm(A + I) is (A + I) / 2 for exact softmax output; the
-    normalisation is done all the same, for attention that is not (BF16, or edited by hand).
+    The rows of an exact softmax sum to one, so rownorm(A + I) is (A + I) / 2. The rows are normalised anyway,
+    because attention may be inexact (BF16) or edited by hand.
     """
     attentions = list(attentions)
     if not attentions:
@@ -70,9 +71,7 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
         _check(block, prefix, "batch tokens tokens" if block.ndim == 3 else FULL)
     averaged = [head_mean(block) if block.ndim == 4 else block for block in attentions]
     if len({block.shape for block in averaged}) > 1:
-        raise InvalidInput(
-            "Rollout needs the attention of the same images and tokens in every block."
-        )
+        raise InvalidInput("Rollout needs the attention of the same images and tokens in every block.")
     row: Tensor | None = None
     for block in reversed(averaged):
         # Row-normalised (A + I) applied from the left: scale the vector by 1 / rowsum first.
@@ -88,7 +87,7 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
 
 
 def mass_of(mean: Float[Tensor, "batch tokens tokens"], prefix: int) -> PatchMap:
-    """Column mean of the head-averaged attention: heads and queries weigh the same in Eq. mass."""
+    """Column mean of the head-averaged attention: Eq. attentionmassraw weighs all heads and queries equally."""
     return minmax(mean.mean(dim=1)[:, prefix:])
 
 
@@ -100,13 +99,34 @@ def cls_max_of(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchM
     return minmax(rows.amax(dim=1)[:, prefix:])
 
 
+@dataclass(frozen=True)
+class AttentionScore:
+    """An attention score of the paper, as a function of the statistics of a dense pass."""
+
+    title: str
+    short: str  # its name in the title of a product ("REDI, mass")
+    #: (head means of the blocks, CLS rows of the last block, prefix) -> map
+    map: Callable[[Sequence[Tensor], Tensor, int], PatchMap]
+    every_block: bool = False  # whether it reads all blocks, not only the last one
+
+
+#: The attention scores by name, in the order of the paper's Table 2. Every score in this table is computed in each
+#: dense pass, multiplied with TF-IDF, evaluated and reported.
+ATTENTION_SCORES: dict[str, AttentionScore] = {
+    "mass": AttentionScore("Incoming mass", "mass", lambda means, rows, prefix: mass_of(means[-1], prefix)),
+    "rollout": AttentionScore(
+        "Rollout", "rollout", lambda means, rows, prefix: rollout(means, prefix), every_block=True
+    ),
+    "cls_max": AttentionScore("CLS max", "CLS max", lambda means, rows, prefix: cls_max_of(rows, prefix)),
+    "cls_mean": AttentionScore("CLS mean", "CLS mean", lambda means, rows, prefix: cls_mean_of(rows, prefix)),
+}
+
+
 def _check(attention: Tensor, prefix: int, axes: str = FULL) -> None:
     require_axes(attention, axes, "Attention")
     require_float(attention, "Attention")
     queries, keys = attention.shape[-2:]
     if queries != keys:
-        raise InvalidInput(f"Attention must be square, but has {queries} rows, {keys} columns.")
+        raise InvalidInput(f"Attention must be square, but has {queries} rows and {keys} columns.")
     if not 1 <= prefix < keys:
-        raise InvalidInput(
-            f"prefix counts the tokens before the patches: 1 to {keys - 1}, not {prefix}."
-        )
+        raise InvalidInput(f"prefix counts the tokens before the patches, so it must be 1 to {keys - 1}, not {prefix}.")

@@ -1,7 +1,7 @@
 """Value and shape checks of the public functions.
 
-They look at the numbers, so they synchronise with the device and cannot be traced: they belong in
-the public wrappers and never in the tensor cores that are compiled or exported.
+They read tensor values, so they synchronise with the device and cannot be traced. They belong in the public
+wrappers, never in the tensor cores that are compiled or exported.
 """
 
 import torch
@@ -13,9 +13,7 @@ from redi.errors import InvalidInput
 def require_finite(values: Tensor, name: str) -> None:
     if not bool(values.isfinite().all()):
         count = int((~values.isfinite()).sum())
-        raise InvalidInput(
-            f"{name} must be finite, but {count} of {values.numel()} values are not."
-        )
+        raise InvalidInput(f"{name} must be finite, but {count} of {values.numel()} values are not.")
 
 
 def require_float(values: Tensor, name: str) -> None:
@@ -29,11 +27,11 @@ def require_integers(values: Tensor, name: str) -> None:
 
 
 def require_axes(values: Tensor, axes: str, name: str) -> None:
-    """``axes`` names the expected axes, e.g. ``"batch patches dim"``; a leading ``...`` allows more."""
+    """Require the axes that ``axes`` names, e.g. ``"batch patches dim"``; a leading ``...`` allows more."""
     names = axes.split()
-    more = names[0] == "..."
-    expected = len(names) - more
-    if values.ndim < expected or (values.ndim > expected and not more):
+    allows_more = names[0] == "..."
+    expected = len(names) - allows_more
+    if values.ndim < expected or (values.ndim > expected and not allows_more):
         raise InvalidInput(f"{name} must be [{axes}], but the shape is {list(values.shape)}.")
     if 0 in values.shape:
         raise InvalidInput(f"{name} must not be empty, but the shape is {list(values.shape)}.")
@@ -41,14 +39,12 @@ def require_axes(values: Tensor, axes: str, name: str) -> None:
 
 def require_same_shape(left: Tensor, right: Tensor, names: str) -> None:
     if left.shape != right.shape:
-        raise InvalidInput(
-            f"{names} must have the same shape, but have {list(left.shape)} and {list(right.shape)}."
-        )
+        raise InvalidInput(f"{names} must have the same shape, but have {list(left.shape)} and {list(right.shape)}.")
 
 
 def require_range(values: Tensor, upper: int, name: str) -> None:
-    """Integer codes must lie in ``0 .. upper - 1``."""
+    """Require integers in ``0 .. upper - 1``."""
     require_integers(values, name)
     low, high = int(values.long().min()), int(values.long().max())
     if low < 0 or high >= upper:
-        raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but reach from {low} to {high}.")
+        raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but range from {low} to {high}.")

@@ -1,18 +1,11 @@
-"""Corpus terms of a score: what a corpus of visual words says about each patch, and for whose class.
+"""Corpus terms of a score: the weight of each patch's visual word in a class, and the choice of that class.
 
-The paper looks up the TF-IDF of the true class (``gt``), which is an oracle. The other sources say how
-much of that is the label:
+The paper looks up the TF-IDF of the true class (``gt``), which is an oracle. The other label sources
+(:data:`LABEL_SOURCES`) show how much of the gain comes from the label.
 
-    gt         the true class
-    predicted  the Top-1 class of the dense pass
-    posterior  all classes, weighted by the dense classifier's probabilities
-    shuffled   the true classes of the evaluation images, permuted among them
-    other      some class that is not the true one, drawn for each image
-    none       no class: tf x idf of the image's own words
-
-A term is a table class x word and, for ``none``, a weight of an image's own word counts. TF-IDF is the
-paper's; BM25 (Robertson and Zaragoza, 2009) reads a class as one document: its mean image, which is
-BM25 with full length normalisation (b = 1).
+A term is a table class x word and, for the label source ``none``, a weight of an image's own word counts. TF-IDF is
+the paper's term. BM25 (Robertson and Zaragoza, 2009) treats a class as one document, its mean image; this is BM25
+with full length normalisation (b = 1).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,28 +15,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from redi.errors import InvalidInput
 from redi.scorers import image_generator
 from redi.tfidf import weigh_words
 from redi.views import MEAN_WEIGHT, View, aggregate, align_views
 
-LABEL_SOURCES = ("gt", "predicted", "posterior", "shuffled", "other", "none")
-#: Sources that depend on the classifier of a row.
-FROM_CLASSIFIER = ("predicted", "posterior")
+#: The label source of the paper's rows: the true class.
+TRUE_CLASS = "gt"
 #: BM25's saturation.
 K1 = 1.2
 
 
 @dataclass(frozen=True)
 class CorpusTerm:
-    """``table[y, k]`` for a class; ``own(counts)`` weighs a view's own word counts, for no class."""
+    """``table[y, k]`` weighs word k for class y; ``own(counts)`` weighs a view's own word counts."""
 
     table: Float[Tensor, "classes words"]
     own: Callable[[Float[Tensor, "*axes words"]], Float[Tensor, "*axes words"]]
 
 
 def tfidf_term(stored: Mapping[str, Tensor]) -> CorpusTerm:
-    """The paper's table; for no class tf_d(k) idf(k), tf_d(k) = n_d(k) / patches (Eqs. tf, idf)."""
+    """The paper's table; without a class, tf_d(k) idf(k) with tf_d(k) = n_d(k) / patches (Eqs. tf, idf)."""
     patches, idf = int(stored["n_patches"]), stored["idf"]
     return CorpusTerm(stored["table"], lambda counts: counts / patches * idf)
 
@@ -51,7 +42,7 @@ def tfidf_term(stored: Mapping[str, Tensor]) -> CorpusTerm:
 def bm25_term(stored: Mapping[str, Tensor]) -> CorpusTerm:
     """idf(k) n (k1 + 1) / (n + k1), idf(k) = log(1 + (N - df + 0.5) / (df + 0.5)).
 
-    n is the mean count of word k in the images of a class; for no class, in the image itself.
+    n is the mean count of word k in the images of a class; without a class, the count in the image itself.
     """
     images = stored["class_images"]
     df = stored["document_frequency"].double()
@@ -64,50 +55,88 @@ def bm25_term(stored: Mapping[str, Tensor]) -> CorpusTerm:
     return CorpusTerm(weigh(mean.float()), weigh)
 
 
-TERMS: dict[str, Callable[[Mapping[str, Tensor]], CorpusTerm]] = {
-    "tfidf": tfidf_term,
-    "bm25": bm25_term,
+@dataclass(frozen=True)
+class Term:
+    """A kind of corpus term: how it is made from the stored counts, and how its scores are named."""
+
+    make: Callable[[Mapping[str, Tensor]], CorpusTerm]
+    title: str
+    prefix: str  # in the name of a product with a local score (redi_mass)
+    product: str  # in the title of a product ("REDI, mass")
+
+
+#: Corpus terms by name.
+TERMS: dict[str, Term] = {
+    "tfidf": Term(tfidf_term, title="TF-IDF", prefix="redi", product="REDI"),
+    "bm25": Term(bm25_term, title="BM25", prefix="bm25", product="BM25"),
 }
 
 
-def word_weights(
-    term: CorpusTerm,
-    source: str,
-    labels: Int[Tensor, " images"],
-    probabilities: Float[Tensor, "images classes"] | None,
-    indices: Sequence[int],
-    seed: int,
-) -> Float[Tensor, "images words"] | None:
-    """The weight of each word for each image; None where every view weighs its own (``none``).
+@dataclass(frozen=True)
+class Evidence:
+    """The evaluation images' classes and all else that a label source may use."""
 
-    ``probabilities`` are the dense classifier's, over the classes of the table. ``indices`` number the
-    images in their data set: ``other`` is drawn from (seed, index); ``shuffled`` permutes all of them.
-    """
-    if source == "none":
-        return None
-    if source in FROM_CLASSIFIER:
-        assert probabilities is not None
-        if source == "posterior":
-            return probabilities @ term.table
-        return term.table[probabilities.argmax(dim=1)]
-    if source == "gt":
-        return term.table[labels]
-    if source == "shuffled":
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        return term.table[labels[order]]
-    if source == "other":
-        return term.table[other_labels(labels, len(term.table), indices, seed)]
-    raise InvalidInput(f"Label sources are {', '.join(LABEL_SOURCES)}, not {source!r}.")
+    labels: Int[Tensor, " images"]  # the true classes
+    probabilities: Float[Tensor, "images classes"] | None  # of the dense classifier; None if not needed
+    indices: Sequence[int]  # index of each image in its data set
+    seed: int
+
+
+@dataclass(frozen=True)
+class LabelSource:
+    """A choice of the class that the corpus term looks up."""
+
+    meaning: str
+    #: The weight of each word in each image; None if every view weighs its own words.
+    weigh: Callable[[CorpusTerm, Evidence], Float[Tensor, "images words"] | None]
+    uses_truth: bool = False  # whether it reads the true class, so that it cannot be deployed
+    uses_classifier: bool = False  # whether it depends on the classifier of the row
+
+
+def _true(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    return term.table[evidence.labels]
+
+
+def _predicted(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    assert evidence.probabilities is not None
+    return term.table[evidence.probabilities.argmax(dim=1)]
+
+
+def _posterior(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    assert evidence.probabilities is not None
+    return evidence.probabilities @ term.table
+
+
+def _shuffled(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    generator = torch.Generator().manual_seed(evidence.seed)
+    order = torch.randperm(len(evidence.labels), generator=generator)
+    return term.table[evidence.labels[order]]
+
+
+def _other(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    return term.table[other_labels(evidence.labels, len(term.table), evidence.indices, evidence.seed)]
+
+
+#: Label sources by name. ``redi compare --study scorers`` measures every source in this table.
+LABEL_SOURCES: dict[str, LabelSource] = {
+    TRUE_CLASS: LabelSource("the true class", _true, uses_truth=True),
+    "predicted": LabelSource("the Top-1 class of the dense pass", _predicted, uses_classifier=True),
+    "posterior": LabelSource(
+        "all classes, weighted by the dense classifier's probabilities", _posterior, uses_classifier=True
+    ),
+    "shuffled": LabelSource(
+        "the true classes of the evaluation images, permuted among them", _shuffled, uses_truth=True
+    ),
+    "other": LabelSource("a class that is not the true one, drawn for each image", _other, uses_truth=True),
+    "none": LabelSource("no class: tf x idf of the image's own words", lambda term, evidence: None),
+}
 
 
 def other_labels(
     labels: Int[Tensor, " images"], classes: int, indices: Sequence[int], seed: int
 ) -> Int[Tensor, " images"]:
-    """For each image a class that is not its own, all others equally likely."""
-    steps = [
-        int(torch.randint(1, classes, (), generator=image_generator(seed, index)))
-        for index in indices
-    ]
+    """A random class per image that is not its own; all other classes are equally likely."""
+    steps = [int(torch.randint(1, classes, (), generator=image_generator(seed, index))) for index in indices]
     return (labels + torch.tensor(steps)) % classes
 
 
@@ -118,13 +147,12 @@ def corpus_map(
     views: Sequence[tuple[View, ...]],
     mean_weight: float = MEAN_WEIGHT,
 ) -> Float[Tensor, "images patches"]:
-    """Look up each view (Eq. viewtfidf), align it to the first, aggregate (Eq. viewaggregate)."""
+    """Look up each view (Eq. viewtfidf), align it to the first, and aggregate (Eq. viewaggregate)."""
     if weights is None:
         counts = torch.zeros(*words.shape[:2], term.table.shape[1], device=words.device)
         counts.scatter_add_(2, words.long(), torch.ones_like(words, dtype=counts.dtype))
-        looked_up = weigh_words(term.own(counts).flatten(0, 1), words.flatten(0, 1))
-        looked_up = looked_up.view(words.shape)
+        maps = weigh_words(term.own(counts).flatten(0, 1), words.flatten(0, 1)).view(words.shape)
     else:
-        looked_up = weigh_words(weights, words)
-    values, valid = align_views(looked_up, views)
+        maps = weigh_words(weights, words)
+    values, valid = align_views(maps, views)
     return aggregate(values, valid, mean_weight)

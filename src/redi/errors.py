@@ -1,16 +1,16 @@
-"""What goes wrong on the user's side, as types: each message is one sentence a person can act on."""
+"""Errors that the user's input causes. Each message is one sentence that a person can act on."""
 
 
 class RediError(ValueError):
-    """Base of every error that is about the input, not a bug; the CLI prints it as one line."""
+    """Base class of all errors in this module; the command line prints them as one line."""
 
 
 class InvalidInput(RediError):
-    """Numbers or shapes that the mathematics cannot work with."""
+    """Numbers or shapes that a function cannot work with."""
 
 
 class ImageError(RediError):
-    """A file that is not an image we can decode."""
+    """An image file that cannot be decoded."""
 
 
 class CorpusError(RediError):
@@ -30,8 +30,14 @@ class ConfigError(RediError):
 
 
 class LoaderError(RediError):
-    """Images could not be brought to the encoder."""
+    """Images that could not be loaded for the encoder."""
 
 
 class ExportError(RediError):
-    """A model that could not be written in another format, or does not compute the same there."""
+    """A model that could not be exported, or whose export computes something else."""
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the first line of an error that another library raised."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,5 +1,4 @@
-"""The patch grid: which row, column and summary cell each patch index lies in, and how far apart
-two patches are.
+"""The patch grid: the row, column and summary cell of a patch, and the distance between two patches.
 
 Patch ``i`` of a ``(rows, columns)`` grid lies in row ``i // columns``, column ``i % columns``.
 """
@@ -15,21 +14,17 @@ Grid = tuple[int, int]
 
 
 def resolve_grid(patches: int, grid: Grid | None) -> Grid:
-    """The grid as given, or the square one; an error where neither fits the number of patches."""
+    """The given grid, or the square grid if it is None; an error if it does not fit the number of patches."""
     if grid is None:
         side = isqrt(patches)
         if side * side != patches:
-            raise InvalidInput(
-                f"{patches} patches do not form a square grid; pass grid=(rows, columns)."
-            )
+            raise InvalidInput(f"{patches} patches do not form a square grid; pass grid=(rows, columns).")
         return side, side
     if not (isinstance(grid, tuple) and len(grid) == 2 and all(isinstance(n, int) for n in grid)):
         raise InvalidInput(f"The grid must be (rows, columns), not {grid!r}.")
     rows, columns = grid
     if rows < 1 or columns < 1 or rows * columns != patches:
-        raise InvalidInput(
-            f"The grid {rows}x{columns} has {rows * columns} patches, but there are {patches}."
-        )
+        raise InvalidInput(f"The grid {rows}x{columns} has {rows * columns} patches, but there are {patches}.")
     return rows, columns
 
 

@@ -1,83 +1,46 @@
-"""The whole protocol, stage by stage: read this first.
+"""The whole protocol, stage by stage. Read this module first.
 
-    vocabulary   n_passes corpus passes (3) and the features of at most K images for its start; the
-                 classifier's features and figure 2's codebooks ride on them
+    vocabulary   n_passes (3) corpus passes, and the features of at most K images for the start; they also give the
+                 classifier's features and the codebooks of Figure 2
     tfidf        one corpus pass with the final vocabulary
-    probe        no pass: trained on the features of the first one
+    probe        no pass: it is trained on the features of the first corpus pass
     score        one validation pass over four views: words, attention maps, dense features
-    evaluate     one validation pass: one embedding, then one short forward a row
+    evaluate     one validation pass: one embedding, then one short forward per row
     analysis     a sample of images; no block is run
 
-So a corpus image is encoded four times and a validation image four times dense and once (short) for
-every reduced row. The k-means passes cannot share a forward, because each needs the centroids of the
-one before; ``--cache fp16`` trades them for disk.
+So a corpus image is encoded four times. A validation image is encoded four times dense, and once (short) per
+reduced row. The k-means passes cannot share a forward, because each needs the centroids of the pass before.
+``--cache fp16`` stores the features on disk instead.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from redi.config import RunConfig
-from redi.distributed import choose_device, join_ranks
 from redi.errors import ImageError
-from redi.progress import say
-from redi.records import Results, collect, write_results
-from redi.run import SCORES, Run, lock
+from redi.records.results import FILE, Results, write_results
+from redi.rows import SCORES
+from redi.run.config import RunConfig
+from redi.run.distributed import choose_device, join_ranks
+from redi.run.folder import Run, lock
+from redi.run.progress import say
 from redi.stages import analysis, evaluate, probe, score, tfidf, vocabulary
+from redi.stages.classifiers import native_classes
+from redi.stages.collect import collect
 from redi.stages.features import feature_cache
+from redi.views import N_VIEWS
+
+STAGES = (vocabulary.STAGE, tfidf.STAGE, probe.STAGE, score.STAGE, evaluate.STAGE, analysis.STAGE)
+LAST = STAGES[-1].name
 
 
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    work: Callable[[Run], None]
-    done: Callable[[Run], bool]
-    needs: Callable[[Run], str]  # in words: which passes over what
+def execute(config: RunConfig, until: str = LAST, dry_run: bool = False) -> Results | None:
+    """Run the stages up to ``until``; return the results if all stages are done.
 
-
-STAGES = (
-    Stage(
-        "vocabulary",
-        vocabulary.fit_vocabulary,
-        vocabulary.vocabulary_done,
-        lambda run: (
-            f"{run.config.vocabulary.n_passes} passes over {len(run.training.labels)} training images"
-        ),
-    ),
-    Stage(
-        "tfidf",
-        tfidf.build_table,
-        tfidf.tfidf_done,
-        lambda run: f"1 pass over {len(run.training.labels)} training images",
-    ),
-    Stage("probe", probe.train_probe, probe.probe_done, lambda run: "no pass"),
-    Stage(
-        "score",
-        score.make_scores,
-        score.score_done,
-        lambda run: f"4 views of {len(run.validation.labels)} validation images",
-    ),
-    Stage(
-        "evaluate",
-        evaluate.predict,
-        evaluate.evaluate_done,
-        lambda run: (
-            f"{len(SCORES)} reduced forwards of {len(run.validation.labels)} validation images"
-        ),
-    ),
-    Stage("analysis", analysis.analyse, analysis.analysis_done, lambda run: "no forward"),
-)
-
-
-def execute(config: RunConfig, until: str = "analysis", dry_run: bool = False) -> Results | None:
-    """Run the stages up to ``until``; the results where all of them are done.
-
-    Stages whose artefacts are current are skipped. The same call under torchrun shares every pass
-    between the processes.
+    Stages whose artefacts are current are skipped. Under torchrun the processes share every pass.
     """
     with open_run(config, writing=not dry_run) as run:
         if not dry_run:
@@ -92,7 +55,7 @@ def execute(config: RunConfig, until: str = "analysis", dry_run: bool = False) -
 
 @contextmanager
 def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
-    """A run with its processes and its device; locked against others where it is written to."""
+    """A run with its processes and its device. If ``writing``, other processes cannot write to its folder."""
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     device = choose_device(config.runtime.device)
@@ -103,38 +66,45 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
 
 
 @torch.no_grad()
-def run_stages(run: Run, until: str = "analysis") -> Results | None:
-    """The stages up to ``until`` in an open run; the results on the main process, once all are done."""
+def run_stages(run: Run, until: str = LAST) -> Results | None:
+    """Run the stages up to ``until`` in an open run; the main process returns the results if all are done."""
     if run.ranks.is_main:
         run.claim()
         _warn_about_classes(run)
     run.ranks.wait()
-    if run.config.classifier != "probe":
-        _, how = evaluate.native_classes(run)  # a head that does not fit is noticed before the work
-        _say(run, f"native classes: {how}")
+    _, class_mapping = native_classes(run)  # an error about the head comes before the work
+    if class_mapping:
+        _say(run, f"native classes: {class_mapping}")
     for stage in STAGES:
         if run.ranks.share(partial(stage.done, run)):
             _say(run, f"{stage.name}: already done")
         else:
-            _say(run, f"{stage.name}: {stage.needs(run)}")
+            _say(run, f"{stage.name}: {stage.passes(run)}")
             if run.ranks.is_main:
-                (run.folder / "results.json").unlink(missing_ok=True)
+                (run.folder / FILE).unlink(missing_ok=True)
             stage.work(run)
-        if stage.name == until and until != "analysis":
+        if stage.name == until and until != LAST:
             return None
     if not run.ranks.is_main:
         return None
     results = collect(run)
     write_results(run.folder, results)
-    for what in ("train", "val"):
-        if skipped := results.notes[f"skipped_{what}"]:
+    _report_skipped(run, results)
+    return results
+
+
+def _report_skipped(run: Run, results: Results) -> None:
+    """Warn about images that could not be decoded; with --strict they are an error."""
+    notes = results.notes
+    for split, skipped in (("train", notes.skipped_train), ("val", notes.skipped_val)):
+        if skipped:
+            name, reason = skipped[0]
             say(
-                f"warning: {len(skipped)} {what} images could not be decoded and were left out, "
-                f"e.g. {skipped[0][0]}; results.json lists them"
+                f"warning: {len(skipped)} {split} images could not be decoded and were left out, e.g. {name}; "
+                "results.json lists them"
             )
             if run.config.runtime.strict:
-                raise ImageError(f"{skipped[0][1]} (--strict allows no such image)")
-    return results
+                raise ImageError(f"{reason} (--strict makes this an error)")
 
 
 def _say(run: Run, text: str) -> None:
@@ -143,17 +113,17 @@ def _say(run: Run, text: str) -> None:
 
 
 def _warn_about_classes(run: Run) -> None:
-    """A class without training images has no TF-IDF; one without validation images is not measured."""
+    """Warn about classes without images: they have no TF-IDF (training) or are not measured (validation)."""
     names = run.training.class_names
-    for what, labels in (("training", run.training.labels), ("validation", run.validation.labels)):
+    for split, labels in (("training", run.training.labels), ("validation", run.validation.labels)):
         present = set(labels)
         if absent := [name for label, name in enumerate(names) if label not in present]:
             shown = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
-            say(f"warning: {len(absent)} of {len(names)} classes have no {what} images: {shown}")
+            say(f"warning: {len(absent)} of {len(names)} classes have no {split} images: {shown}")
 
 
 def _print_plan(run: Run) -> None:
-    """Stages, what is done and what each still needs, and the disk it will take."""
+    """Print each stage, 'done' or the passes it needs, and the disk space."""
     print(f"run folder  {run.folder}")
     print(f"backbone    {run.config.backbone} ({run.identity['backbone']})")
     print(f"training    {len(run.training.labels)} images, {len(run.training.class_names)} classes")
@@ -161,20 +131,20 @@ def _print_plan(run: Run) -> None:
     done = True
     for stage in STAGES:
         done = done and stage.done(run)
-        print(f"  {stage.name:<11} {'done' if done else stage.needs(run)}")
+        print(f"  {stage.name:<11} {'done' if done else stage.passes(run)}")
     existing = next(path for path in (run.folder, *run.folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     print(f"disk        about {_disk(run) / 2**20:.0f} MB needed, {free / 2**20:.0f} MB free")
 
 
 def _disk(run: Run) -> int:
-    """Bytes of the artefacts: features, score maps, words and the cache; twice what is merged from
-    parts, because both exist for a moment. The rest is small."""
-    backbone = run.backbone
-    patches = (backbone.preprocessing.size // backbone.patch_size) ** 2
-    features = 4 * backbone.width * (len(run.training.labels) + len(run.validation.labels))
-    maps = len(run.validation.labels) * patches * (2 * len(SCORES) + 2 * 5)
-    classes = len(backbone.class_names or [])
+    """Bytes of the artefacts: features, score maps, words, logits and the cache. The rest is small.
+
+    Files that are merged from parts count twice, because the parts and the whole exist at the same time.
+    """
+    geometry, images = run.backbone.geometry, len(run.validation.labels)
+    features = 4 * geometry.width * (len(run.training.labels) + images)
+    maps = images * geometry.patches * 2 * (len(SCORES) + N_VIEWS + 1)
+    logits = 4 * len(run.backbone.class_names or []) * images
     cache = feature_cache(run)
-    logits = 4 * classes * len(run.validation.labels)
     return 2 * (features + maps + logits) + (cache.bytes if cache else 0)

@@ -1,6 +1,6 @@
-"""The image feature of the paper and the linear classifier trained on dense features.
+"""The image feature of the paper and the linear classifier.
 
-The classifier is trained once on features of the dense path and reused, unchanged, on reduced ones.
+The classifier is trained once on features of the dense path and applied unchanged to features of the reduced path.
 """
 
 from dataclasses import dataclass, field
@@ -15,14 +15,12 @@ from redi.checks import require_axes, require_finite, require_float, require_ran
 from redi.errors import CorpusError, InvalidInput
 
 
-def image_feature(
-    normed: Float[Tensor, "batch tokens dim"], prefix: int
-) -> Float[Tensor, "batch dim"]:
-    """Sec. "Problem setting": unit CLS and unit patch mean, averaged, unit again.
+def image_feature(normed: Float[Tensor, "batch tokens dim"], prefix: int) -> Float[Tensor, "batch dim"]:
+    """Sec. "Problem setting": the unit mean of the unit CLS token and the unit patch mean.
 
-    ``normed`` is the sequence after the final norm (the default reading; before it for
-    ``--features prenorm``). Tokens 1 .. prefix-1 (registers, distillation) are left out. The patch
-    mean is unweighted: over 196 tokens on the dense path, over 102 on the paper's reduced one.
+    ``normed`` is the sequence after the final norm, or before it with ``--features prenorm``. Tokens 1 .. prefix-1
+    (registers, distillation) are left out. The patch mean is unweighted: over 196 tokens (dense) or 102 (the
+    paper's).
     """
     require_axes(normed, "batch tokens dim", "The final tokens")
     if not 1 <= prefix < normed.shape[1]:
@@ -36,10 +34,9 @@ def image_feature(
 class LinearProbe:
     """Softmax regression with the paper's recipe: AdamW, cosine decay, no label smoothing.
 
-    The paper's 20 epochs of batch 4096 are 6,260 steps on ImageNet-1K. On a small set the same 20
-    epochs would stop after a few dozen steps, so at least ``min_steps`` are taken; ``steps_`` says
-    how many it was. The weights start at zero, which is as good as any start for a convex problem
-    and needs no seed; the seed orders the batches.
+    The paper's 20 epochs of batch 4096 are 6,260 steps on ImageNet-1K. On a small set 20 epochs would be a few
+    dozen steps, so at least ``min_steps`` are taken; ``steps_`` is the number taken. The weights start at zero: the
+    problem is convex, so the start does not matter and needs no seed. The seed orders the batches.
     """
 
     n_classes: int
@@ -54,12 +51,10 @@ class LinearProbe:
     steps_: int = field(init=False, default=0)
     loss_: float = field(init=False, default=float("nan"))
 
-    def fit(
-        self, features: Float[Tensor, "images dim"], labels: Int[Tensor, " images"]
-    ) -> "LinearProbe":
-        """Train from zero weights; works under ``no_grad`` and ``inference_mode`` too."""
+    def fit(self, features: Float[Tensor, "images dim"], labels: Int[Tensor, " images"]) -> "LinearProbe":
+        """Train from zero weights; this also works under ``no_grad`` and ``inference_mode``."""
         if features.ndim == 2 and len(features) == 0:
-            raise CorpusError("The probe has no training images.")
+            raise CorpusError("The probe has no training images: pass the features of at least one.")
         require_axes(features, "images dim", "Features")
         require_axes(labels, "images", "Labels")
         if len(features) != len(labels):
@@ -81,9 +76,7 @@ class LinearProbe:
         self.steps_ = max(self.epochs * per_epoch, self.min_steps)
         weight = torch.zeros(self.n_classes, width, device=features.device, requires_grad=True)
         bias = torch.zeros(self.n_classes, device=features.device, requires_grad=True)
-        optimiser = torch.optim.AdamW(
-            [weight, bias], lr=self.learning_rate, weight_decay=self.weight_decay
-        )
+        optimiser = torch.optim.AdamW([weight, bias], lr=self.learning_rate, weight_decay=self.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=self.steps_)
         generator = torch.Generator().manual_seed(self.seed)
         batches: list[Tensor] = []
@@ -91,8 +84,8 @@ class LinearProbe:
             if not batches:
                 order = torch.randperm(images, generator=generator).to(features.device)
                 batches = list(order.split(self.batch_size))
-            chosen = batches.pop()
-            loss = cross_entropy(linear(features[chosen], weight, bias), labels[chosen])
+            batch = batches.pop()
+            loss = cross_entropy(linear(features[batch], weight, bias), labels[batch])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -100,6 +93,13 @@ class LinearProbe:
         self.loss_ = loss.item()
         self.weight_, self.bias_ = weight.detach(), bias.detach()
 
+    @classmethod
+    def fitted(cls, weight: Float[Tensor, "classes dim"], bias: Float[Tensor, " classes"]) -> "LinearProbe":
+        """A probe with weights from an earlier fit."""
+        probe = cls(len(weight))
+        probe.weight_, probe.bias_ = weight, bias
+        return probe
+
     def logits(self, features: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Of a fitted probe."""
+        """Logits of a fitted probe."""
         return linear(features, self.weight_, self.bias_)

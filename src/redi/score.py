@@ -6,7 +6,7 @@ from torch import Tensor
 
 from redi.checks import require_axes, require_finite, require_float, require_same_shape
 
-#: The 1e-8 of Eq. norm01: the smallest range that counts as one, and the guard in the denominator.
+#: The 1e-8 of Eq. norm01: the largest range that counts as constant, and the guard in the denominator.
 EPSILON = 1e-8
 
 
@@ -15,7 +15,7 @@ def norm01(values: Float[Tensor, "... patches"]) -> Float[Tensor, "... patches"]
 
     ::
 
-        N(q)_i = (q_i - q_min) / (q_max - q_min + 1e-8)   where q_max - q_min > 1e-8
+        N(q)_i = (q_i - q_min) / (q_max - q_min + 1e-8)   if q_max - q_min > 1e-8
                = 0                                        otherwise
     """
     low, high = values.aminmax(dim=-1, keepdim=True)
@@ -34,6 +34,6 @@ def minmax(values: Float[Tensor, "... patches"]) -> Float[Tensor, "... patches"]
 def hybrid(
     corpus: Float[Tensor, "batch patches"], attention: Float[Tensor, "batch patches"]
 ) -> Float[Tensor, "batch patches"]:
-    """Eq. hybrid: s = N(N(t) * N(a)), the paper's t as ``corpus`` and a as ``attention``."""
+    """Eq. hybrid: s = N(N(t) * N(a)); ``corpus`` is the paper's t and ``attention`` its a."""
     require_same_shape(corpus, attention, "The corpus map and the attention map")
     return norm01(minmax(corpus) * minmax(attention))

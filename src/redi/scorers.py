@@ -1,8 +1,8 @@
-"""Patch scores that need no corpus: each a small function of one dense pass, in a plain table.
+"""Patch scores that need no corpus: small functions of one dense pass, in a plain table.
 
-A scorer takes a :class:`Dense` and returns one number a patch, ``[batch, patches]``, higher for more
-important; the bench normalises it (Eq. norm01). Alone it ranks patches; multiplied with a corpus term
-it is a REDI score. A user's own is a function in a file (``redi compare --scorer my.py:name``)::
+A scorer takes a :class:`Dense` and returns one number per patch, ``[batch, patches]``; a higher number means a more
+important patch. The caller normalises the map (Eq. norm01). A scorer ranks patches alone; multiplied by a corpus
+term it gives a REDI score. Users add their own from a file (``redi compare --scorer my.py:name``)::
 
     # my.py
     def contrast(dense):
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from redi.attention import cls_max, cls_mean, incoming_mass
+from redi.attention import ATTENTION_SCORES, AttentionScore, cls_rows, head_mean
 from redi.grid import Grid
 
 PatchScores = Float[Tensor, "batch patches"]
@@ -29,29 +29,50 @@ PatchScores = Float[Tensor, "batch patches"]
 
 @dataclass(frozen=True)
 class Dense:
-    """What a scorer may look at: a block of a dense pass over the reference crops of a batch."""
+    """The input of a scorer: one block of a dense pass over the reference crops of a batch."""
 
-    query: Float[Tensor, "batch heads tokens head_dim"]  # of the block's attention, prefix included
+    query: Float[Tensor, "batch heads tokens head_dim"]  # of the block's attention; includes the prefix
     key: Float[Tensor, "batch heads tokens head_dim"]
     value: Float[Tensor, "batch heads tokens head_dim"]
     scale: float
     patches: Float[Tensor, "batch patches dim"]  # patch features after the block
     prefix: int  # tokens before the patches: CLS, registers, distillation
     grid: Grid
-    indices: list[int]  # of the images in their data set
+    indices: list[int]  # index of each image in its data set
     seed: int
 
     @cached_property
     def attention(self) -> Float[Tensor, "batch heads tokens tokens"]:
-        """softmax(Q K^T / sqrt(d)): rows are queries, columns keys; token 0 is CLS."""
+        """softmax(Q K^T / sqrt(d)): rows are queries, columns are keys; token 0 is CLS."""
         return (self.query @ self.key.transpose(2, 3) * self.scale).softmax(dim=-1)
 
 
 Scorer = Callable[[Dense], PatchScores]
 
 
+@dataclass(frozen=True)
+class LocalScore:
+    """A scorer of the package and the title that reports show."""
+
+    score: Scorer
+    title: str
+
+    def __call__(self, dense: Dense) -> PatchScores:
+        return self.score(dense)
+
+
+def of_block(attention: AttentionScore) -> Scorer:
+    """A scorer that computes an attention score from the full attention of one block."""
+
+    def score(dense: Dense) -> PatchScores:
+        full = dense.attention
+        return attention.map([head_mean(full)], cls_rows(full), dense.prefix)
+
+    return score
+
+
 def column_norm(order: int) -> Scorer:
-    """Col-Ln: the l_n norm of the attention a patch receives, mean over heads; l_1 is incoming mass."""
+    """Col-Ln: the l_n norm of the attention that a patch receives, mean over heads; l_1 is incoming mass."""
 
     def score(dense: Dense) -> PatchScores:
         columns = dense.attention[..., dense.prefix :]
@@ -67,7 +88,7 @@ def shannon(dense: Dense) -> PatchScores:
 
 
 def renyi(dense: Dense) -> PatchScores:
-    """The same with Renyi's entropy of order 2: log sum_j a_ij^2, mean over heads."""
+    """Minus the Rényi entropy of order 2 of a patch's own attention row: log sum_j a_ij^2, mean over heads."""
     rows = dense.attention[:, :, dense.prefix :]
     return rows.square().sum(dim=-1).log().mean(dim=1)
 
@@ -98,32 +119,33 @@ def centre(dense: Dense) -> PatchScores:
 
 
 def random(dense: Dense) -> PatchScores:
-    """Uniform noise from (seed, image index) alone."""
+    """Uniform noise that depends on (seed, image index) only."""
     return random_scores(dense.seed, dense.indices, dense.patches.shape[1]).to(dense.patches.device)
 
 
 def random_scores(seed: int, indices: list[int], patches: int) -> PatchScores:
-    return torch.stack(
-        [torch.rand(patches, generator=image_generator(seed, index)) for index in indices]
-    )
+    return torch.stack([torch.rand(patches, generator=image_generator(seed, index)) for index in indices])
 
 
 def image_generator(seed: int, index: int) -> torch.Generator:
-    """Randomness of one image, whatever the order of the calls."""
+    """A random generator for one image that does not depend on the order of the calls."""
     return torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
 
 
-SCORERS: dict[str, Scorer] = {
-    "mass": lambda dense: incoming_mass(dense.attention, dense.prefix),
-    "cls_max": lambda dense: cls_max(dense.attention, dense.prefix),
-    "cls_mean": lambda dense: cls_mean(dense.attention, dense.prefix),
-    "col_l2": column_norm(2),
-    "col_l4": column_norm(4),
-    "shannon": shannon,
-    "renyi": renyi,
-    "key_norm": key_norm,
-    "feature_norm": feature_norm,
-    "mean_distance": mean_distance,
-    "centre": centre,
-    "random": random,
+#: Scorers by name. Every command accepts the names in this table.
+SCORERS: dict[str, LocalScore] = {
+    **{
+        name: LocalScore(of_block(attention), attention.title)
+        for name, attention in ATTENTION_SCORES.items()
+        if not attention.every_block
+    },
+    "col_l2": LocalScore(column_norm(2), "Col-L2"),
+    "col_l4": LocalScore(column_norm(4), "Col-L4"),
+    "shannon": LocalScore(shannon, "Shannon entropy"),
+    "renyi": LocalScore(renyi, "Rényi entropy"),
+    "key_norm": LocalScore(key_norm, "Key norm"),
+    "feature_norm": LocalScore(feature_norm, "Feature norm"),
+    "mean_distance": LocalScore(mean_distance, "Distance to mean"),
+    "centre": LocalScore(centre, "Centre prior"),
+    "random": LocalScore(random, "Random"),
 }

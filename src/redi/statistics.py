@@ -1,4 +1,4 @@
-"""Paired statistics of a bench: two rows on the same images, and the correction for many rows."""
+"""Paired statistics of two rows on the same images, and the correction for many tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Percent points of Top-1, first minus second."""
+    """The difference in Top-1, first minus second, in percent points."""
 
     delta: float
     interval: tuple[float, float]  # 95 %, percentiles of the resampled differences
@@ -43,10 +43,10 @@ def paired_interval(gained: int, lost: int, images: int) -> tuple[float, float]:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test: could so uneven a split of the changed images be a fair coin?
+    """Two-sided exact McNemar test that a changed image is as likely gained as lost.
 
-    Beyond 2,000 changed images the normal approximation with continuity correction is used, which
-    then is within a percent or so of p down to 1e-4 and too large by up to a fifth at 1e-15.
+    Above 2,000 changed images the normal approximation with continuity correction is used. It is within about one
+    percent of p down to 1e-4 and too large by up to a fifth at 1e-15.
     """
     changed = gained + lost
     if changed == 0:
@@ -59,31 +59,26 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def mcnemar_test(first: Bool[Tensor, " images"], second: Bool[Tensor, " images"]) -> float:
-    """:func:`mcnemar` of two rows that say right or wrong."""
+    """:func:`mcnemar` of two rows, where True is a right prediction."""
     return mcnemar(int((first & ~second).sum()), int((~first & second).sum()))
 
 
 def paired_bootstrap(
-    first: Bool[Tensor, " images"],
-    second: Bool[Tensor, " images"],
-    resamples: int = 10_000,
-    seed: int = 0,
+    first: Bool[Tensor, " images"], second: Bool[Tensor, " images"], resamples: int = 10_000, seed: int = 0
 ) -> Bootstrap:
     """Bootstrap over images of d = mean_i (first_i - second_i), where 1 is right and 0 is wrong.
 
-    The difference of a resample depends only on how many of its images are gained (+1), lost (-1)
-    and unchanged (0), which is a multinomial draw with the observed shares: no image is drawn.
+    The difference of a resample depends only on its numbers of gained (+1), lost (-1) and unchanged (0) images.
+    These are one multinomial draw with the observed shares, so single images are not drawn.
 
-    The p-value is two-sided and that of the centred bootstrap, which moves the resampled d* to the
-    null hypothesis of no difference: p = (k + 1) / (resamples + 1), where k counts |d* - d| >= |d|.
-    The interval is not centred, so close to p = 0.05 it need not agree on whether 0 is possible.
+    The p-value is two-sided. It is that of the centred bootstrap, which moves the resampled d* to the null
+    hypothesis of no difference: p = (k + 1) / (resamples + 1), where k counts |d* - d| >= |d|. The interval is not
+    centred, so near p = 0.05 it may include 0 although p is smaller, or the reverse.
     """
     require_axes(first, "images", "The first row")
     require_same_shape(first, second, "The rows to compare")
     if first.dtype != torch.bool or second.dtype != torch.bool:
-        raise InvalidInput(
-            f"The rows must say right or wrong as booleans, not {first.dtype} and {second.dtype}."
-        )
+        raise InvalidInput(f"The rows must be boolean (True is right), not {first.dtype} and {second.dtype}.")
     if resamples < 1:
         raise InvalidInput(f"resamples must be at least 1, not {resamples}.")
     images = len(first)
@@ -92,15 +87,15 @@ def paired_bootstrap(
     counts = np.random.default_rng(seed).multinomial(images, shares, size=resamples)
     net, resampled = gained - lost, counts[:, 0] - counts[:, 1]
     low, high = np.quantile(resampled, [0.025, 0.975]) * 100 / images
-    # In whole images, where >= is exact.
+    # Numbers of images are integers, for which >= is exact.
     extreme = int((np.abs(resampled - net) >= abs(net)).sum())
     return Bootstrap(100 * net / images, (float(low), float(high)), (extreme + 1) / (resamples + 1))
 
 
 def paired_mean_test(first: Float[Tensor, " images"], second: Float[Tensor, " images"]) -> float:
-    """Two-sided p-value of a mean paired difference of zero, by the normal approximation.
+    """Two-sided p-value of the test that the mean paired difference is zero, by the normal approximation.
 
-    z = mean(d) / (sd(d) / sqrt(n)), d_i = first_i - second_i. For hundreds of images and more.
+    z = mean(d) / (sd(d) / sqrt(n)), d_i = first_i - second_i. It needs hundreds of images or more.
     """
     _check(first, second, "images", "The rows to compare")
     difference = (first - second).double()
@@ -115,11 +110,11 @@ def paired_mean_test(first: Float[Tensor, " images"], second: Float[Tensor, " im
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm-Bonferroni adjusted p-values of m tests, in the order given.
 
-    With p_(1) <= ... <= p_(m): adjusted_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)). Rejecting what
-    is at most alpha keeps the chance of any false rejection to alpha, however the tests depend.
+    With p_(1) <= ... <= p_(m): adjusted_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)). Rejecting all tests with an
+    adjusted p-value of at most alpha keeps the chance of any false rejection at alpha, even for dependent tests.
     """
     if not all(0 <= p <= 1 for p in p_values):
-        raise InvalidInput(f"p-values must lie in 0 to 1, but are {list(p_values)}.")
+        raise InvalidInput(f"p-values must lie between 0 and 1, but are {list(p_values)}.")
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, test in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[test]))
@@ -130,14 +125,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def spearman(
     first: Float[Tensor, "images patches"], second: Float[Tensor, "images patches"]
 ) -> Float[Tensor, " images"]:
-    """Spearman's rank correlation of two score maps, image by image.
+    """Spearman's rank correlation of two score maps, per image.
 
-    rho = sum_i r_i s_i / sqrt(sum_i r_i^2 sum_i s_i^2) with r, s the centred ranks; equal scores get
-    the average of their ranks. A constant map orders nothing: its correlation is set to 0.
+    rho = sum_i r_i s_i / sqrt(sum_i r_i^2 sum_i s_i^2) with r, s the centred ranks; equal scores get the average of
+    their ranks. The correlation of a constant map is set to 0.
     """
     _check(first, second, "images patches", "Score maps")
     r, s = _centred_ranks(first), _centred_ranks(second)
-    # Whole numbers: the sums are exact, and the root is 0 or at least 1.
+    # The ranks are integers, so the sums are exact, and the root is 0 or at least 1.
     norm = ((r * r).sum(dim=1).double() * (s * s).sum(dim=1)).sqrt()
     return ((r * s).sum(dim=1) / norm.clamp(min=1)).float()
 
@@ -145,18 +140,16 @@ def spearman(
 def keep_overlap(
     first: Float[Tensor, "images patches"], second: Float[Tensor, "images patches"], keep: int
 ) -> Float[Tensor, " images"]:
-    """|K_1 and K_2| / keep, where K are the ``keep`` best patches; chance gives keep / patches.
+    """|K_1 and K_2| / keep, with K_1 and K_2 the ``keep`` best patches of each map; chance gives keep / patches.
 
-    Ties as in :func:`redi.reduction.reduce`: raster order wins, so two constant maps overlap fully.
+    Raster order wins a tie, as in :func:`redi.reduction.reduce`, so two constant maps overlap fully.
     """
     _check(first, second, "images patches", "Score maps")
     if not 1 <= keep <= first.shape[1]:
         raise InvalidInput(f"keep must be 1 to {first.shape[1]} patches, not {keep}.")
-    best, other = (
-        scores.argsort(dim=1, descending=True, stable=True)[:, :keep] for scores in (first, second)
-    )
-    kept = torch.zeros_like(first, dtype=torch.bool).scatter(1, best, True)
-    return kept.gather(1, other).float().mean(dim=1)
+    best_1, best_2 = (scores.argsort(dim=1, descending=True, stable=True)[:, :keep] for scores in (first, second))
+    in_first = torch.zeros_like(first, dtype=torch.bool).scatter(1, best_1, True)
+    return in_first.gather(1, best_2).float().mean(dim=1)
 
 
 def agreement(first_best: Int[Tensor, " images"], second_best: Int[Tensor, " images"]) -> float:
@@ -169,17 +162,17 @@ def agreement(first_best: Int[Tensor, " images"], second_best: Int[Tensor, " ima
 def divergence(
     dense_logits: Float[Tensor, "images classes"], logits: Float[Tensor, "images classes"]
 ) -> Float[Tensor, " images"]:
-    """KL(p || q) = sum_c p_c (log p_c - log q_c) in nats: p from the dense logits, q reduced.
+    """KL(p || q) = sum_c p_c (log p_c - log q_c) in nats, with p from the dense logits and q from ``logits``.
 
-    In FP32 whatever the precision of the logits; what rounding leaves below zero is zero.
+    It is computed in FP32, whatever the precision of the logits. Negative values from rounding are set to zero.
     """
     _check(dense_logits, logits, "images classes", "Logits")
-    dense, reduced = (log_softmax(x.float(), dim=1) for x in (dense_logits, logits))
-    return kl_div(reduced, dense, reduction="none", log_target=True).sum(dim=1).clamp(min=0)
+    log_p, log_q = (log_softmax(x.float(), dim=1) for x in (dense_logits, logits))
+    return kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1).clamp(min=0)
 
 
 def _centred_ranks(scores: Float[Tensor, "images patches"]) -> Int[Tensor, "images patches"]:
-    """Twice the average rank, less its mean: #lower + #lower-or-equal - patches, in whole numbers."""
+    """Twice the average rank minus its mean: #lower + #lower-or-equal - patches, an integer."""
     scores = scores.contiguous()
     ordered = scores.sort(dim=1).values
     lower = torch.searchsorted(ordered, scores)

@@ -1,21 +1,21 @@
 """Supervised visual TF-IDF (Sec. "Supervised visual TF-IDF"): corpus counts, the table, the lookup.
 
-The counts are integers, so the statistics are exact whatever the order of the batches or the number
-of processes that gathered them; only :meth:`CorpusStatistics.table` takes logarithms.
+The counts are integers, so they are exact for any order of the batches and any number of processes. Only
+:meth:`CorpusStatistics.table` takes logarithms.
 """
 
 import warnings
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from redi.checks import require_axes, require_finite, require_float, require_range
 from redi.errors import CorpusError, InvalidInput
 from redi.score import norm01
 
-#: Both class averages are floored here before the logarithm (the paper's 1e-8).
+#: Lower bound of both class averages before the logarithm (the paper's 1e-8).
 FLOOR = 1e-8
 #: The paper clips idf to [0, 8].
 IDF_CLIP = 8.0
@@ -24,21 +24,19 @@ IDF_CLIP = 8.0
 class CorpusStatistics:
     """Counts over a labelled corpus of visual words: ``update`` per batch, ``merge`` per process.
 
-    Symbols: n_d(k) is counted in ``update``; ``word_counts[y, k]`` is its sum over the images of
-    class y; ``document_frequency[k]`` is df(k); ``class_images[y]`` the images of class y; N is
-    their total. Summing over processes is adding these three tensors.
+    Symbols: n_d(k) is counted in ``update``; ``word_counts[y, k]`` is its sum over the images of class y;
+    ``document_frequency[k]`` is df(k); ``class_images[y]`` is the number of images of class y; N is their total.
+    The counts of several processes are summed by adding these three tensors.
     """
 
     def __init__(self, n_classes: int, n_words: int) -> None:
         if n_classes < 2:
-            raise CorpusError(
-                f"TF-IDF contrasts a class with the rest, so it needs two classes, not {n_classes}."
-            )
+            raise CorpusError(f"TF-IDF contrasts a class with the rest: it needs two classes or more, not {n_classes}.")
         if n_words < 1:
             raise CorpusError(f"The vocabulary must have at least one word, not {n_words}.")
         self.n_classes = n_classes
         self.n_words = n_words
-        self.n_patches: int | None = None  # patches an image, the 196 of Eq. tf; set by update
+        self.n_patches: int | None = None  # patches per image, the 196 of Eq. tf; set by update
         self.word_counts = torch.zeros(n_classes, n_words, dtype=torch.int64)
         self.document_frequency = torch.zeros(n_words, dtype=torch.int64)
         self.class_images = torch.zeros(n_classes, dtype=torch.int64)
@@ -47,10 +45,8 @@ class CorpusStatistics:
     def n_images(self) -> int:
         return int(self.class_images.sum())
 
-    def update(
-        self, words: Int[Tensor, "batch patches"], labels: Int[Tensor, " batch"]
-    ) -> "CorpusStatistics":
-        """Count a batch of images; a batch that is refused leaves no trace."""
+    def update(self, words: Integer[Tensor, "batch patches"], labels: Integer[Tensor, " batch"]) -> "CorpusStatistics":
+        """Count a batch of images. A batch that raises an error changes no count."""
         require_axes(words, "batch patches", "Words")
         require_axes(labels, "batch", "Labels")
         if len(words) != len(labels):
@@ -75,7 +71,7 @@ class CorpusStatistics:
         }
 
     def merge_state(self, state: Mapping[str, Tensor]) -> None:
-        """Add the counts of a saved part; the inverse of :meth:`state`."""
+        """Add the counts of another part of the corpus, as :meth:`state` gives them."""
         other = CorpusStatistics(*state["word_counts"].shape)
         other.word_counts = state["word_counts"]
         other.document_frequency = state["document_frequency"]
@@ -106,8 +102,8 @@ class CorpusStatistics:
     def contrast(self) -> Float[Tensor, "classes words"]:
         """Eq. classcontrast without its root: max{0, log p_y(k) - log p_not-y(k)}.
 
-        p_y(k) is the mean of tf_d(k) = n_d(k) / 196 (Eq. tf) over the images of class y, p_not-y(k)
-        that over all other images, both floored at 1e-8. A class without images has a zero row.
+        p_y(k) is the mean of tf_d(k) = n_d(k) / 196 (Eq. tf) over the images of class y, p_not-y(k) the mean over
+        all other images. Both are at least 1e-8. A class without images has a zero row.
         """
         inside = self._class_frequency().clamp(min=FLOOR)
         outside_counts = self.word_counts.sum(dim=0) - self.word_counts
@@ -117,7 +113,7 @@ class CorpusStatistics:
         return torch.where(self.class_images[:, None] > 0, value, 0).float()
 
     def support(self) -> Float[Tensor, "classes words"]:
-        """The root of Eq. classcontrast: sqrt(p_y(k)), floored as p_y is."""
+        """The root of Eq. classcontrast: sqrt(p_y(k)), where p_y(k) is at least 1e-8."""
         return self._class_frequency().clamp(min=FLOOR).sqrt().float()
 
     def table(self) -> Float[Tensor, "classes words"]:
@@ -125,33 +121,29 @@ class CorpusStatistics:
         self._require_images()
         empty = (self.class_images == 0).nonzero().flatten().tolist()
         if self.n_classes - len(empty) < 2:
-            raise CorpusError(
-                "TF-IDF contrasts a class with the rest, but fewer than two classes have images."
-            )
+            raise CorpusError("TF-IDF contrasts a class with the rest, but fewer than two classes have images.")
         if empty:
             shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
             warnings.warn(
-                f"{len(empty)} of {self.n_classes} classes have no images, their TF-IDF is zero: "
-                f"{shown}.",
+                f"{len(empty)} of {self.n_classes} classes have no images, so their TF-IDF is zero: {shown}.",
                 stacklevel=2,
             )
         return self.contrast() * self.support() * self.idf()
 
     def _class_frequency(self) -> Float[Tensor, "classes words"]:
-        """p_y(k) before the floor, in float64."""
+        """p_y(k) before the lower bound, in float64."""
         self._require_images()
         return self.word_counts / self._patches(self.class_images)[:, None]
 
     def _patches(self, images: Int[Tensor, " classes"]) -> Float[Tensor, " classes"]:
-        """Patches in so many images; one where there are none, so that 0 / 0 stays 0."""
+        """The number of patches in ``images`` images; 1 if there are none, so that 0 / 0 becomes 0."""
         assert self.n_patches is not None
         return (images * self.n_patches).clamp(min=1).double()
 
     def _expect_patches(self, n_patches: int) -> None:
         if self.n_patches not in (None, n_patches):
             raise InvalidInput(
-                f"Every image must have the same number of patches: {self.n_patches} so far, "
-                f"{n_patches} now."
+                f"Every image must have the same number of patches, not {self.n_patches} and {n_patches}."
             )
         self.n_patches = n_patches
 
@@ -161,9 +153,7 @@ class CorpusStatistics:
 
 
 def lookup(
-    table: Float[Tensor, "classes words"],
-    words: Int[Tensor, "batch patches"],
-    labels: Int[Tensor, " batch"],
+    table: Float[Tensor, "classes words"], words: Integer[Tensor, "batch patches"], labels: Integer[Tensor, " batch"]
 ) -> Float[Tensor, "batch patches"]:
     """Eq. viewtfidf: tau_i = TFIDF(y, z_i), t = N(tau), for one view of each image."""
     require_axes(table, "classes words", "The TF-IDF table")
@@ -180,8 +170,7 @@ def lookup(
 
 
 def weigh_words(
-    weights: Float[Tensor, "batch words"], words: Int[Tensor, "batch *more"]
+    weights: Float[Tensor, "batch words"], words: Integer[Tensor, "batch *more"]
 ) -> Float[Tensor, "batch *more"]:
-    """The core of Eq. viewtfidf: each patch gets its word's weight in its image, then N."""
-    index = words.long().flatten(1)
-    return norm01(weights.gather(1, index).view(words.shape))
+    """The core of Eq. viewtfidf: each patch gets the weight that its word has in its image, then N."""
+    return norm01(weights.gather(1, words.long().flatten(1)).view(words.shape))

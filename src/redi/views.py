@@ -1,7 +1,7 @@
-"""Validation views: where they are cut, how their maps come back to the reference grid, how they add up.
+"""Validation views (Sec. "Validation TF-IDF map"): crops, alignment to the reference grid, aggregation.
 
-A view is a box in the resized image (shorter side 256 by default) and a flip; every view is brought
-to the same square size before the backbone sees it. Sec. "Validation TF-IDF map".
+A view is a box in the resized image (shorter side 256 by default) and a flip. Every view is resized to the same
+square size before the backbone sees it.
 """
 
 import random
@@ -10,104 +10,49 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
-from PIL import Image
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from redi.checks import require_axes, require_finite, require_float, require_same_shape
-from redi.errors import ImageError, InvalidInput
+from redi.errors import InvalidInput
 from redi.grid import Grid, resolve_grid
-from redi.images import MAX_PIXELS
 from redi.score import norm01
 
 #: Random crops cover this fraction of the resized image, with this aspect ratio.
 CROP_SCALE = (0.60, 1.00)
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_TRIES = 10
+#: The centre crop, its flip and two random crops.
+N_VIEWS = 4
 #: Eq. viewaggregate: 0.8 of the mean plus 0.2 of the maximum over views.
 MEAN_WEIGHT = 0.8
 
 
 @dataclass(frozen=True)
 class View:
-    """A crop of the resized image in its pixels, mirrored left to right if ``flip``."""
+    """A crop of the resized image in pixels, mirrored left to right if ``flip``."""
 
     box: tuple[int, int, int, int]  # left, top, width, height
     flip: bool = False
 
     def __post_init__(self) -> None:
         if len(self.box) != 4 or self.box[2] <= 0 or self.box[3] <= 0:
-            raise InvalidInput(
-                f"A view is (left, top, width, height) with positive extent, not {self.box}."
-            )
-
-
-def resize(
-    image: Image.Image,
-    shorter: int = 256,
-    resample: Image.Resampling = Image.Resampling.BICUBIC,
-) -> Image.Image:
-    """Shorter side exactly ``shorter``, the longer one truncated; small images are upscaled."""
-    if 0 in image.size:
-        raise ImageError(f"The image has no pixels: its size is {image.width}x{image.height}.")
-    short, long = sorted(image.size)
-    longer = int(shorter * long / short)
-    if shorter * longer > MAX_PIXELS:
-        raise ImageError(
-            f"The image is {image.width}x{image.height}: too elongated to be resized to a shorter "
-            f"side of {shorter}."
-        )
-    wide = image.width >= image.height
-    size = (longer, shorter) if wide else (shorter, longer)
-    return image if image.size == size else image.resize(size, resample)
-
-
-def crop(
-    image: Image.Image,
-    view: View,
-    size: int = 224,
-    resample: Image.Resampling = Image.Resampling.BICUBIC,
-) -> Image.Image:
-    """Cut a view out of the resized image and bring it to ``size`` x ``size``."""
-    left, top, width, height = view.box
-    if left < 0 or top < 0 or left + width > image.width or top + height > image.height:
-        raise InvalidInput(f"{view} reaches beyond the image of {image.width}x{image.height}.")
-    picture = image.crop((left, top, left + width, top + height))
-    if picture.size != (size, size):
-        picture = picture.resize((size, size), resample)
-    return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else picture
-
-
-def to_bytes(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
-    """An RGB picture as a tensor of its bytes, channels first."""
-    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return flat.view(image.height, image.width, 3).permute(2, 0, 1).contiguous()
-
-
-def normalise(
-    pixels: UInt8[Tensor, "*axes channels height width"],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Float[Tensor, "*axes channels height width"]:
-    """Bytes to the FP32 input a backbone takes, on whatever device they are."""
-    centre = torch.tensor(mean, device=pixels.device)[:, None, None]
-    spread = torch.tensor(std, device=pixels.device)[:, None, None]
-    return (pixels.float() / 255 - centre) / spread
+            raise InvalidInput(f"A view must be (left, top, width, height) with a positive extent, not {self.box}.")
 
 
 def reference_view(width: int, height: int, size: int = 224) -> View:
     """The centre crop of the resized image."""
     if width < size or height < size:
-        raise InvalidInput(f"A {size} px crop does not fit into an image of {width}x{height}.")
+        raise InvalidInput(f"A crop of {size} px does not fit into an image of {width}x{height} px.")
     return View((round((width - size) / 2), round((height - size) / 2), size, size))
 
 
 def validation_views(
     width: int, height: int, index: int, size: int = 224, seed: int = 0
 ) -> tuple[View, View, View, View]:
-    """Centre crop, its flip, and two random resized crops of an image of the given *resized* size.
+    """Centre crop, its flip, and two random resized crops; ``width`` and ``height`` are the *resized* size.
 
-    The random crops depend on (seed, index, view number) alone, never on the order of calls.
+    The random crops depend on (seed, index, view number) only, never on the order of calls.
     """
     centre = reference_view(width, height, size)
     return (
@@ -118,12 +63,9 @@ def validation_views(
     )
 
 
-def stored_views(
-    boxes: Int[Tensor, "views four"], flips: Bool[Tensor, " views"]
-) -> tuple[View, ...]:
-    """The views of an image as the records of a run hold them."""
-    pairs = zip(boxes.tolist(), flips.tolist(), strict=True)
-    return tuple(View(tuple(box), flip) for box, flip in pairs)
+def stored_views(boxes: Int[Tensor, "views four"], flips: Bool[Tensor, " views"]) -> tuple[View, ...]:
+    """The views of an image from the boxes and flips that a run has stored."""
+    return tuple(View(tuple(box), flip) for box, flip in zip(boxes.tolist(), flips.tolist(), strict=True))
 
 
 def align(
@@ -134,10 +76,10 @@ def align(
 ) -> tuple[Float[Tensor, "... patches"], Bool[Tensor, "... patches"]]:
     """Bring a view's patch map onto the reference grid: ``(values, valid)``, both shaped as ``map``.
 
-    The centre of each reference patch is expressed in the view's own coordinates (mirrored if the
-    view is flipped) and the map is sampled there bilinearly between patch centres; in the outer half
-    patch the edge value is taken. ``valid`` says whether the centre lies inside the view's box, its
-    border included. Values are 0 where invalid. Nothing is normalised.
+    The centre of each reference patch is expressed in the view's own coordinates (mirrored if the view is flipped).
+    The map is sampled there, bilinearly between patch centres; in the outer half patch the edge value is taken.
+    ``valid`` says whether the centre lies in the view's box, border included. Invalid values are 0. No map is
+    normalised.
     """
     require_axes(map, "... patches", "A map")
     require_float(map, "A map")
@@ -146,9 +88,7 @@ def align(
 
 
 def align_views(
-    maps: Float[Tensor, "batch views patches"],
-    views: Sequence[Sequence[View]],
-    grid: Grid | None = None,
+    maps: Float[Tensor, "batch views patches"], views: Sequence[Sequence[View]], grid: Grid | None = None
 ) -> tuple[Float[Tensor, "batch views patches"], Bool[Tensor, "batch views patches"]]:
     """:func:`align` for all views of a batch of images at once; the first view is the reference."""
     require_axes(maps, "batch views patches", "The maps of the views")
@@ -166,16 +106,16 @@ def aggregate(
     valid: Bool[Tensor, "... views patches"],
     mean_weight: float = MEAN_WEIGHT,
 ) -> Float[Tensor, "... patches"]:
-    """Eq. viewaggregate: t = N(0.8 mu + 0.2 xi), mean and maximum over the views that cover a patch."""
+    """Eq. viewaggregate: t = N(0.8 mu + 0.2 xi), the mean and maximum over the views that cover a patch."""
     require_axes(values, "... views patches", "The values of the views")
     require_float(values, "The values of the views")
     require_same_shape(values, valid, "Values and mask")
     if valid.dtype != torch.bool:
-        raise InvalidInput(f"The mask must be of type bool, not {valid.dtype}.")
+        raise InvalidInput(f"The mask must be boolean, not {valid.dtype}.")
     require_finite(values, "The values of the views")
     covering = valid.sum(dim=-2)
     if not bool(covering.all()):
-        raise InvalidInput("Some reference patches lie in no view; the centre crop must be one.")
+        raise InvalidInput("Some reference patches lie in no view: the centre crop must be one of the views.")
     mean = torch.where(valid, values, 0).sum(dim=-2) / covering
     maximum = torch.where(valid, values, -torch.inf).amax(dim=-2)
     return norm01(mean_weight * mean + (1 - mean_weight) * maximum)
@@ -184,8 +124,8 @@ def aggregate(
 def _random_view(width: int, height: int, draw: random.Random) -> View:
     """A random resized crop: area uniform, aspect log-uniform, ten tries, then a central crop.
 
-    Only ``draw.random()`` is used, whose sequence Python promises to keep. The last resort, for
-    very elongated images, is torchvision's: the largest central crop of an admissible aspect.
+    Only ``draw.random()`` is used, because Python guarantees its sequence across versions. The fallback for very
+    elongated images is torchvision's: the largest central crop of an allowed aspect.
     """
     for _ in range(CROP_TRIES):
         area = width * height * _between(*CROP_SCALE, draw.random())
@@ -213,15 +153,13 @@ def _align(
     axes: tuple[int, ...],
     grid: Grid | None,
 ) -> tuple[Float[Tensor, "*more patches"], Bool[Tensor, "*more patches"]]:
-    """Views and references, arranged in ``axes``, against maps whose leading axes they match."""
+    """Align maps whose leading axes match ``axes``, the shape in which views and references are arranged."""
     rows, columns = resolve_grid(maps.shape[-1], grid)
-    box, flip = _numbers(views, axes)
-    reference_box, reference_flip = _numbers(references, axes)
-    never = torch.zeros_like(flip)
-    y, inside_y = _axis_coordinates(rows, box[..., 1::2], never, reference_box[..., 1::2], never)
-    x, inside_x = _axis_coordinates(
-        columns, box[..., 0::2], flip, reference_box[..., 0::2], reference_flip
-    )
+    box, flip = _boxes_and_flips(views, axes)
+    reference_box, reference_flip = _boxes_and_flips(references, axes)
+    no_flip = torch.zeros_like(flip)
+    y, inside_y = _axis_coordinates(rows, box[..., 1::2], no_flip, reference_box[..., 1::2], no_flip)
+    x, inside_x = _axis_coordinates(columns, box[..., 0::2], flip, reference_box[..., 0::2], reference_flip)
     valid = (inside_y[..., :, None] & inside_x[..., None, :]).to(maps.device)
     image = maps.unflatten(-1, (rows, columns))
     values = _sampling_matrix(y).to(image) @ image @ _sampling_matrix(x).to(image).mT
@@ -229,7 +167,7 @@ def _align(
     return values.flatten(-2), valid.flatten(-2).expand(maps.shape)
 
 
-def _numbers(views: Sequence[View], axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _boxes_and_flips(views: Sequence[View], axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Boxes ``[*axes, 4]`` in float64 and flips ``[*axes]``."""
     boxes = torch.tensor([view.box for view in views], dtype=torch.float64)
     flips = torch.tensor([view.flip for view in views])
@@ -243,11 +181,10 @@ def _axis_coordinates(
     reference: Float[Tensor, "*axes two"],
     reference_flip: Bool[Tensor, "*axes"],
 ) -> tuple[Float[Tensor, "*axes patches"], Bool[Tensor, "*axes patches"]]:
-    """Along one axis: where the reference's patch centres fall in the view, in patches from the
-    centre of its first one, clamped to its last; and whether they lie inside the view's box.
+    """Coordinates of the reference's patch centres in the view, and whether they lie in its box, along one axis.
 
-    ``box`` and ``reference`` are (origin, extent). float64: a view equal to the reference must come
-    out at exactly 0, 1, 2, ...
+    Coordinates count patches from the centre of the view's first patch and are clamped to the view. ``box`` and
+    ``reference`` are (origin, extent). float64, so that a view equal to the reference gives exactly 0, 1, 2, ...
     """
     origin, extent = box[..., :1], box[..., 1:]
     centre = torch.arange(patches, dtype=torch.float64) + 0.5
@@ -258,9 +195,7 @@ def _axis_coordinates(
     return (offset * patches / extent - 0.5).clamp(0, patches - 1), inside
 
 
-def _sampling_matrix(
-    coordinates: Float[Tensor, "*axes patches"],
-) -> Float[Tensor, "*axes patches patches"]:
+def _sampling_matrix(coordinates: Float[Tensor, "*axes patches"]) -> Float[Tensor, "*axes patches patches"]:
     """Linear interpolation along one axis as a matrix: row i holds the weights of sample i."""
-    places = torch.arange(coordinates.shape[-1], dtype=torch.float64)
-    return (1 - (coordinates[..., None] - places).abs()).clamp(min=0)
+    centres = torch.arange(coordinates.shape[-1], dtype=torch.float64)
+    return (1 - (coordinates[..., None] - centres).abs()).clamp(min=0)

@@ -1,9 +1,8 @@
-"""What differs between the supported architectures, one entry each: where the host library keeps the
-parts, how an image is embedded, how many prefix tokens there are, and how the checkpoint's own head
-reads the final tokens.
+"""The differences between the supported architectures, one entry per architecture.
 
-Everything else (the block loop, attention capture, reduction) is the same for all of them. Here are
-transformers' architectures; timm's two are in :mod:`redi.backbone.timm_model`.
+An entry says where the host library keeps the parts, how an image is embedded, how many prefix tokens there are,
+and how the checkpoint's own head reads the final tokens. The block loop, attention capture and reduction are the
+same for all. These are transformers' architectures; timm's two are in :mod:`redi.backbone.timm_model`.
 """
 
 from collections.abc import Callable
@@ -48,14 +47,14 @@ class Head:
     model: type[nn.Module]
     trunk: str  # attribute under which the class keeps the encoder
     classify: Callable[[Any, Normed, int], Logits]  # (model, normed tokens, prefix) -> logits
-    prefix_only: bool  # whether it reads prefix tokens alone
+    prefix_only: bool  # whether it reads only prefix tokens
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A block in two parts, for reducers that work between them. Both add their residual.
+    """A block in two halves, for reducers that work between them. Each half adds its residual.
 
-    The parts are the host library's own modules; dropout and stochastic depth do nothing in evaluation.
+    The halves use the host library's own modules; dropout and stochastic depth do nothing in evaluation.
     """
 
     attend: Callable[..., Tensor]  # (block, hidden, keyword arguments of the attention) -> hidden
@@ -85,18 +84,18 @@ class TransformersFamily(Family):
 
 
 def _embed_rope(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
-    """DINOv3: no additive position; (cos, sin) go to every block."""
+    """DINOv3: no additive positions; every block receives (cos, sin)."""
     cos, sin = model.rope_embeddings(pixels)
     return model.embeddings(pixels), (cos, sin)
 
 
 def _embed_interpolated(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
-    """ViT, DeiT, MAE: learned positions, interpolated off the native size."""
+    """ViT, DeiT, MAE: learned positions, interpolated if the input size is not the native one."""
     return model.embeddings(pixels, interpolate_pos_encoding=True), None
 
 
 def _embed_learned(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
-    """DINOv2: learned positions; its embedding interpolates by itself."""
+    """DINOv2: learned positions, which the embedding interpolates by itself."""
     return model.embeddings(pixels), None
 
 
@@ -119,11 +118,11 @@ def _transform_scaled(block: Any, hidden: Tensor) -> Tensor:
 
 
 _PLAIN = Halves(_attend, _transform)  # ViT, DeiT, MAE
-_SCALED = Halves(_attend_scaled, _transform_scaled)  # the DINO families: with layer scale
+_SCALED = Halves(_attend_scaled, _transform_scaled)  # the DINO families, which have layer scale
 
 
 def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
-    """ViT, DeiT: a layer on CLS, which a model may lack."""
+    """ViT, DeiT: a layer on the CLS token, if the model has one."""
     return None if encoder.pooler is None else encoder.pooler(normed)
 
 
@@ -143,10 +142,12 @@ def _classify_cls_and_mean(model: Any, normed: Normed, prefix: int) -> Logits:
 
 
 def _classify_distilled(model: Any, normed: Normed, _prefix: int) -> Logits:
-    logits: Tensor = (
-        model.cls_classifier(normed[:, 0]) + model.distillation_classifier(normed[:, 1])
-    ) / 2
+    logits: Tensor = (model.cls_classifier(normed[:, 0]) + model.distillation_classifier(normed[:, 1])) / 2
     return logits
+
+
+def _heads(*heads: Head) -> dict[str, Head]:
+    return {head.model.__name__: head for head in heads}
 
 
 _VIT = TransformersFamily(
@@ -159,11 +160,18 @@ _VIT = TransformersFamily(
     embed=_embed_interpolated,
     halves=_PLAIN,
     pool=_pool_dense,
-    heads={
-        "ViTForImageClassification": Head(
-            ViTForImageClassification, "vit", _classify_cls, prefix_only=True
-        ),
-    },
+    heads=_heads(Head(ViTForImageClassification, "vit", _classify_cls, prefix_only=True)),
+)
+_DINOV2 = TransformersFamily(
+    config=Dinov2Config,
+    encoder=Dinov2Model,
+    blocks="encoder.layer",
+    norm="layernorm",
+    prefix=lambda config: 1,
+    embed=_embed_learned,
+    halves=_SCALED,
+    pool=_pool_cls,
+    heads=_heads(Head(Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean, prefix_only=False)),
 )
 
 #: Architectures by the ``model_type`` of the checkpoint's config.json.
@@ -179,60 +187,33 @@ FAMILIES: dict[str, TransformersFamily] = {
         pool=_pool_cls,
         heads={},
     ),
-    "dinov2": TransformersFamily(
-        config=Dinov2Config,
-        encoder=Dinov2Model,
-        blocks="encoder.layer",
-        norm="layernorm",
-        prefix=lambda config: 1,
-        embed=_embed_learned,
-        halves=_SCALED,
-        pool=_pool_cls,
-        heads={
-            "Dinov2ForImageClassification": Head(
-                Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean, prefix_only=False
-            ),
-        },
-    ),
-    "dinov2_with_registers": TransformersFamily(
+    "dinov2": _DINOV2,
+    "dinov2_with_registers": replace(
+        _DINOV2,
         config=Dinov2WithRegistersConfig,
         encoder=Dinov2WithRegistersModel,
-        blocks="encoder.layer",
-        norm="layernorm",
         prefix=lambda config: 1 + config.num_register_tokens,
-        embed=_embed_learned,
-        halves=_SCALED,
-        pool=_pool_cls,
-        heads={
-            "Dinov2WithRegistersForImageClassification": Head(
+        heads=_heads(
+            Head(
                 Dinov2WithRegistersForImageClassification,
                 "dinov2_with_registers",
                 _classify_cls_and_mean,
                 prefix_only=False,
-            ),
-        },
+            )
+        ),
     ),
     "vit": _VIT,
     # transformers' own MAE model masks patches at random, so its weights go into a plain ViT.
     "vit_mae": replace(_VIT, config=ViTMAEConfig, heads={}),
-    "deit": TransformersFamily(
+    "deit": replace(
+        _VIT,
         config=DeiTConfig,
         encoder=DeiTModel,
-        optional_pooler=True,
-        blocks="layers",
-        norm="layernorm",
         prefix=lambda config: 2,
-        embed=_embed_interpolated,
-        halves=_PLAIN,
-        pool=_pool_dense,
-        heads={
-            "DeiTForImageClassification": Head(
-                DeiTForImageClassification, "deit", _classify_cls, prefix_only=True
-            ),
-            "DeiTForImageClassificationWithTeacher": Head(
-                DeiTForImageClassificationWithTeacher, "deit", _classify_distilled, prefix_only=True
-            ),
-        },
+        heads=_heads(
+            Head(DeiTForImageClassification, "deit", _classify_cls, prefix_only=True),
+            Head(DeiTForImageClassificationWithTeacher, "deit", _classify_distilled, prefix_only=True),
+        ),
     ),
 }
 
@@ -242,8 +223,8 @@ def square_patch(config: Any) -> int:
 
 
 def square(sides: Any) -> int:
-    """Side of a patch; some configurations write it twice, for both axes."""
+    """The side of a square patch. Some configurations give one side per axis."""
     distinct = set(sides) if isinstance(sides, list | tuple) else {sides}
     if len(distinct) != 1:
-        raise BackboneError(f"Patches of {sides} are not supported, only square ones.")
+        raise BackboneError(f"Patches of {sides} are not supported: patches must be square.")
     return int(distinct.pop())

@@ -1,38 +1,23 @@
-"""What every checkpoint's input has in common: the project's geometry, and constants that make sense."""
+"""The preprocessing of a checkpoint: its own constants with the project's geometry."""
 
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from redi.errors import BackboneError
-
-#: The default input gives a 14x14 grid whatever the patch size: 224 px for patch 16, 196 for 14.
-GRID_SIDE = 14
-#: ImageNet's constants, for checkpoints that state none.
-DEFAULT_MEAN = (0.485, 0.456, 0.406)
-DEFAULT_STD = (0.229, 0.224, 0.225)
+from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing, default_size, resampling, shorter_side
 
 Three = tuple[float, float, float]
 
 
-def geometry(patch_size: int) -> tuple[int, int]:
-    """(shorter side of the resized image, side of the crop), in the paper's ratio of 8 : 7."""
-    size = GRID_SIDE * patch_size
-    return shorter_side(size), size
-
-
-def shorter_side(size: int) -> int:
-    """Of the resized image that a crop of so many pixels is cut from."""
-    return size * 8 // 7
-
-
-def constants(file: Path, mean: Any, std: Any) -> tuple[Three, Three]:
-    """Mean and deviation as ``file`` gives them; ImageNet's where it gives None."""
+def checkpoint_input(file: Path, patch_size: int, mean: Any, std: Any, interpolation: str = "") -> Preprocessing:
+    """The preprocessing with the ``mean`` and ``std`` that ``file`` gives; None means ImageNet's."""
     centre = _three(file, DEFAULT_MEAN if mean is None else mean)
     spread = _three(file, DEFAULT_STD if std is None else std)
     if min(spread) <= 0:
-        raise BackboneError(f"{file} must give positive deviations (std), not {spread}.")
-    return centre, spread
+        raise BackboneError(f"{file} must give positive standard deviations (std), not {spread}.")
+    size = default_size(patch_size)
+    return Preprocessing(shorter_side(size), size, centre, spread, resampling(interpolation))
 
 
 def _three(file: Path, values: Any) -> Three:

@@ -1,13 +1,12 @@
 """timm's ``VisionTransformer`` and ``Eva`` behind the backbone interface.
 
-timm's blocks take no extra keyword arguments, so attention is read another way than in
-:mod:`redi.backbone.watch`: for the time of one watched block, the fused call its attention makes
-(``scaled_dot_product_attention``) is taken over by a torch function mode and computed slice by slice
-and observed instead. Nothing of timm is replaced, blocks that nobody watches never enter the mode,
-and it ends with the block, also by an exception. Query and key arrive there as the attention uses
-them, normed and rotated, whichever of timm's attention modules made them.
+timm's blocks take no extra keyword arguments, so attention is not read as in :mod:`redi.backbone.hook`. While a
+watched block runs, a torch function mode takes over the fused call of its attention
+(``scaled_dot_product_attention``), computes it slice by slice and lets the watches observe it. Nothing in timm is
+replaced. Blocks without watches never enter the mode, and it ends with the block, even after an exception. Query
+and key arrive normed and rotated, as the attention uses them, from all of timm's attention modules.
 
-timm is imported by :mod:`redi.backbone.timm_loading` alone; this file needs only its modules.
+Only :mod:`redi.backbone.timm_loading` imports timm; this file needs only its modules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,14 +28,14 @@ from redi.errors import BackboneError, InvalidInput
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """What the rest of the package reads of a configuration, under transformers' names."""
+    """The part of a configuration that the rest of the package reads, under transformers' names."""
 
     hidden_size: int
     num_attention_heads: int
     patch_size: int
     prefix: int  # CLS, distillation and register tokens
     id2label: dict[int, str] = field(default_factory=dict)  # empty without a head
-    problem_type: str | None = None  # asked by transformers' pipelines, as is the next
+    problem_type: str | None = None  # read by transformers' pipelines, like num_labels
 
     @property
     def num_labels(self) -> int:
@@ -44,7 +43,7 @@ class TimmConfig:
 
 
 class TimmModel(nn.Module):
-    """A timm model whose blocks are called the way transformers' are."""
+    """A timm model whose blocks are called like transformers' blocks."""
 
     def __init__(self, vit: Any, config: TimmConfig) -> None:
         super().__init__()
@@ -62,45 +61,40 @@ class TimmModel(nn.Module):
 
 
 class TimmBlock(nn.Module):
-    """One block of timm. Positions are (cos, sin), which timm wants as one tensor, sin first."""
+    """One timm block. Positions arrive as (cos, sin); timm takes them as one tensor, sin first."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
         self.block = block
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens dim"],
-        position_embeddings: Rope | None = None,
-        attention_mask: Tensor | None = None,
-        **watching: Any,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        options = _options(position_embeddings, attention_mask)
-        with _watching(self.block.attn, **watching) if watching else nullcontext():
-            output: Tensor = self.block(hidden, **options)
-        return output
+    def forward(self, hidden: Float[Tensor, "batch tokens dim"], **options: Any) -> Float[Tensor, "batch tokens dim"]:
+        return self._run(self.block, hidden, **options)
 
-    def attend(
-        self,
-        hidden: Float[Tensor, "batch tokens dim"],
-        position_embeddings: Rope | None = None,
-        attention_mask: Tensor | None = None,
-        **watching: Any,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """The first half, with its residual."""
-        options = _options(position_embeddings, attention_mask)
-        with _watching(self.block.attn, **watching) if watching else nullcontext():
-            attended = self.block.attn(self.block.norm1(hidden), **options)
+    def attend(self, hidden: Float[Tensor, "batch tokens dim"], **options: Any) -> Float[Tensor, "batch tokens dim"]:
+        """The attention half, with its residual."""
+        attended = self._run(self.block.attn, self.block.norm1(hidden), **options)
         return hidden + self._scaled(attended, 1)
 
-    def transform(
-        self, hidden: Float[Tensor, "batch tokens dim"]
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """The second half, with its residual."""
+    def _run(
+        self,
+        part: Any,
+        hidden: Tensor,
+        position_embeddings: Rope | None = None,
+        attention_mask: Tensor | None = None,
+        **watch_options: Any,
+    ) -> Tensor:
+        """Call the block or its attention with timm's arguments, observed if there are watches."""
+        options = _options(position_embeddings, attention_mask)
+        with _watching(self.block.attn, **watch_options) if watch_options else nullcontext():
+            output: Tensor = part(hidden, **options)
+        return output
+
+    def transform(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+        """The MLP half, with its residual."""
         return hidden + self._scaled(self.block.mlp(self.block.norm2(hidden)), 2)
 
     def _scaled(self, update: Tensor, half: int) -> Tensor:
-        """Layer scale: a module in ``VisionTransformer``, a parameter or None in ``Eva``."""
+        """Apply layer scale, which is a module in ``VisionTransformer`` and a parameter or None in ``Eva``."""
         module = getattr(self.block, f"ls{half}", None)
         if module is not None:
             scaled: Tensor = module(update)
@@ -119,15 +113,12 @@ def _options(rope: Rope | None, mask: Tensor | None) -> dict[str, Tensor]:
 
 @contextmanager
 def _watching(
-    attention: Any,
-    redi_watches: Sequence[Watch] = (),
-    redi_block: int = -1,
-    redi_capture: dict[str, Any] | None = None,
+    attention: Any, redi_watches: Sequence[Watch] = (), redi_block: int = -1, redi_capture: dict[str, Any] | None = None
 ) -> Iterator[None]:
-    """The fused call of one attention module observed; after it, all is as before.
+    """Observe the fused call of one attention module, and restore the module afterwards.
 
-    Where timm was told to do without fused attention (TIMM_FUSED_ATTN=0), the module is told
-    otherwise for that time: its own arithmetic offers no place to look at.
+    If timm is set to avoid fused attention (TIMM_FUSED_ATTN=0), the module uses it for this one call all the same,
+    because there is no way to observe timm's own arithmetic.
     """
     observer = _Observer(redi_watches, redi_block, redi_capture)
     fused = attention.fused_attn
@@ -139,24 +130,20 @@ def _watching(
         attention.fused_attn = fused
     if observer.calls != 1:
         raise BackboneError(
-            f"timm's {type(attention).__name__} made {observer.calls} fused attention calls instead "
-            "of one, so its attention cannot be read: use a supported version of timm."
+            f"timm's {type(attention).__name__} made {observer.calls} fused attention calls instead of one, so its "
+            "attention cannot be read: use a supported version of timm."
         )
 
 
 class _Observer(TorchFunctionMode):
-    """While it is active, takes over scaled_dot_product_attention and nothing else."""
+    """A torch function mode that takes over scaled_dot_product_attention and nothing else."""
 
-    def __init__(
-        self, watches: Sequence[Watch], block: int, capture: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, watches: Sequence[Watch], block: int, capture: dict[str, Any] | None) -> None:
         super().__init__()
         self.watches, self.block, self.capture = watches, block, capture
         self.calls = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         options = kwargs or {}
         if func is not scaled_dot_product_attention:
             return func(*args, **options)
@@ -174,9 +161,9 @@ class _Observer(TorchFunctionMode):
 
 
 def _embed(model: TimmModel, pixels: Tensor) -> tuple[Tensor, Rope | None]:
-    """timm's own patch embedding, prefix tokens and positions, resampled off the native size.
+    """timm's own patch embedding, prefix tokens and positions, which timm resamples for other input sizes.
 
-    ``Eva`` gives rotary positions too, ``[patches, 2 * head_dim]``, sin before cos.
+    ``Eva`` also returns rotary positions, ``[patches, 2 * head_dim]``, sin before cos.
     """
     vit = model.vit
     embedded = vit._pos_embed(vit.patch_embed(pixels))
@@ -189,7 +176,7 @@ def _embed(model: TimmModel, pixels: Tensor) -> tuple[Tensor, Rope | None]:
 
 
 def _classify(model: TimmModel, normed: Normed, _prefix: int) -> Logits:
-    """timm's own head on the tokens there are: CLS, average with ``fc_norm``, distillation pair."""
+    """timm's own head: it reads CLS, the average with ``fc_norm``, or the distillation pair."""
     logits: Tensor = model.vit.forward_head(normed)
     return logits
 
@@ -205,5 +192,5 @@ TIMM = Family(
 
 
 def timm_head(vit: Any) -> Head:
-    """``global_pool`` says what the head reads; ``token`` is CLS, or the pair of a distilled model."""
+    """The head of a timm model; with ``global_pool="token"`` it reads CLS, or the pair of a distilled model."""
     return Head(TimmModel, "", _classify, prefix_only=vit.global_pool == "token")

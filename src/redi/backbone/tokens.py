@@ -1,4 +1,4 @@
-"""What flows through the blocks: prefix tokens, patch tokens, and the rotary positions of the latter."""
+"""The input of the blocks: prefix tokens, patch tokens, and the rotary positions of the patches."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,11 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens on their way through a backbone, before or between blocks.
+    """Tokens before or between the blocks of a backbone.
 
-    ``rope`` is (cos, sin), each ``[patches, head_dim]`` while all images share the full grid, or
-    ``[batch, 1, patches, head_dim]`` once each image has kept its own positions; None for learned
-    positions, which are already added to the patches. ``grid`` is the grid the image was cut into
-    and stays the same when the sequence is shortened.
+    ``rope`` is (cos, sin). Both are ``[patches, head_dim]`` while all images share the full grid, and
+    ``[batch, 1, patches, head_dim]`` once each image has its own positions. For learned positions, which are already
+    added to the patches, ``rope`` is None. ``grid`` is the patch grid of the image; a reduction does not change it.
     """
 
     prefix: Float[Tensor, "batch prefix dim"]
@@ -32,12 +31,12 @@ class Tokens:
         return torch.cat([self.prefix, self.patches], dim=1)
 
     def advanced(self, hidden: Float[Tensor, "batch tokens dim"]) -> "Tokens":
-        """The same tokens after some blocks: ``hidden`` is what ``encode(..., stop=k)`` returned."""
+        """The tokens after some blocks; ``hidden`` is the output of ``encode(..., stop=k)``."""
         count = self.prefix.shape[1]
         return replace(self, prefix=hidden[:, :count], patches=hidden[:, count:])
 
     def reduced(self, reduction: Reduction) -> "Tokens":
-        """The shortened sequence. The prefix is untouched; each token keeps an existing position."""
+        """The shortened sequence. The prefix does not change; each token takes an existing position."""
         rope = None if self.rope is None else self._gather_rope(reduction.positions)
         return replace(self, patches=reduction.tokens, rope=rope)
 

@@ -11,16 +11,16 @@ from redi.cli.app import app
 from redi.errors import RediError
 
 # Help lists the commands in the order in which they are imported.
-from redi.cli import run  # isort: skip
+from redi.cli import protocol  # isort: skip
 from redi.cli import measure  # isort: skip
 from redi.cli import look  # isort: skip
 from redi.cli import deploy  # isort: skip
 
-__all__ = ["app", "deploy", "look", "main", "measure", "run"]
+__all__ = ["app", "deploy", "look", "main", "measure", "protocol"]
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on stderr and exit code 1, never a traceback."""
+    """Entry point. A user's error is one line on stderr and exit code 1, never a traceback."""
     try:
         app()
     except RediError as error:

@@ -1,40 +1,34 @@
-"""The application that the commands register with, and the options that several of them share."""
+"""The application that all commands register with."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 
 app = typer.Typer(
     name="redi",
-    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs "
-    "without the rest.",
+    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 
-Out = Annotated[str | None, typer.Option("--out", help="The run folder.", metavar="RUN")]
-Size = Annotated[
-    int | None,
-    typer.Option(help="Side of the crop in pixels; without it what gives a 14x14 grid."),
-]
-Seed = Annotated[int | None, typer.Option(help="Of views, random score and probe batches.")]
-Cache = Annotated[
-    str | None, typer.Option(help="fp16 keeps patch features on disk between passes.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
-
-Names = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with readable names of the classes: a line each, or `folder<TAB>name` lines."
-    ),
-]
+CONTINUES = "stopped; run the same command again to continue."
 
 
 def given(changes: dict[str, Any]) -> dict[str, Any]:
-    """Only the options that were given."""
+    """The options that were given, without those that are None."""
     nested = {k: given(v) if isinstance(v, dict) else v for k, v in changes.items()}
     return {key: value for key, value in nested.items() if value is not None}
+
+
+@contextmanager
+def interruptible(message: str = CONTINUES) -> Iterator[None]:
+    """Ctrl-C ends the command with one line and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"redi: {message}", err=True)
+        raise typer.Exit(130) from None

@@ -1,22 +1,21 @@
-"""Commands that show: the report, the figures, any one image."""
+"""Commands that show results: the report, the figures, a single image."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from redi.cli.app import Names, app
+from redi.cli import options
+from redi.cli.app import app
+from redi.cli.options import option
 
 
 @app.command()
-def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")],
-    names: Names = None,
-) -> None:
-    """One page with the result, its tables and curves, the images and the visual words.
+def report(run: options.Folder, names: options.Names = None) -> None:
+    """Build one page with the result, its tables and curves, the images and the visual words.
 
-    Written to RUN/report/index.html from the records of the run, in seconds, without a model. It
-    opens from disk and asks the network for nothing. Example: `redi report runs/demo`
+    It is written to RUN/report/index.html from the records of the run, in seconds, without a model. The page opens
+    from disk and needs no network. Example: `redi report runs/demo`
     """
     from redi.report.build import build_report
 
@@ -25,16 +24,14 @@ def report(
 
 @app.command()
 def figures(
-    run: Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")],
-    image: Annotated[
-        int | None, typer.Option(help="Index of Figure 1's image, as in the report's links.")
-    ] = None,
-    score: Annotated[str, typer.Option(help="The product that Figure 1 shows.")] = "redi_mass",
-    names: Names = None,
+    run: options.Folder,
+    image: Annotated[int | None, option("Index of Figure 1's image, as in the report's links.")] = None,
+    score: Annotated[str, option("The product that Figure 1 shows.")] = "redi_mass",
+    names: options.Names = None,
 ) -> None:
-    """The paper's two figures and three tables for this run: PDF, PNG, LaTeX, Markdown.
+    """Write the paper's two figures and three tables for this run: PDF, PNG, LaTeX, Markdown.
 
-    Written to RUN/figures. Example: `redi figures runs/demo`
+    They go to RUN/figures. Example: `redi figures runs/demo`
     """
     from redi.report.figures import write_figures
 
@@ -44,41 +41,34 @@ def figures(
 
 @app.command()
 def inspect(
-    image: Annotated[Path, typer.Argument(help="Any picture.", metavar="IMAGE")],
-    run: Annotated[
-        Path | None, typer.Option(help="A run folder: its corpus, backbone and classifier.")
-    ] = None,
-    backbone: Annotated[
-        str, typer.Option(help="Or a checkpoint alone: attention scores without a corpus.")
-    ] = "",
-    class_: Annotated[
-        str,
-        typer.Option("--class", help="Whose TF-IDF to look up; the predicted class without it."),
-    ] = "",
-    score: Annotated[str, typer.Option(help="The product to show (redi_mass).")] = "",
-    out: Annotated[Path | None, typer.Option(help="The picture (IMAGE-redi.png here).")] = None,
-    names: Names = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    image: Annotated[Path, typer.Argument(help="An image file.", metavar="IMAGE")],
+    run: Annotated[Path | None, option("A run folder, whose corpus, backbone and classifier are used.")] = None,
+    backbone: Annotated[str, option("Or a checkpoint alone, for attention scores without a corpus.")] = "",
+    class_: Annotated[str, option("Class to look up; the default is the predicted one.", "--class")] = "",
+    score: Annotated[str, option("The product to show (redi_mass).")] = "",
+    out: Annotated[Path | None, option("File for the picture (IMAGE-redi.png in the current folder).")] = None,
+    names: options.Names = None,
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Which patches of one image matter, as a picture and a short table.
+    """Show which patches of one image matter, as a picture and a short table.
 
-    Examples: `redi inspect cat.jpg --run runs/vitb16`, `redi inspect cat.jpg --run runs/vitb16
-    --class "tabby cat"`, `redi inspect cat.jpg --backbone facebook/dinov2-small`.
+    Examples: `redi inspect cat.jpg --run runs/vitb16`, `redi inspect cat.jpg --run runs/vitb16 --class "tabby cat"`,
+    `redi inspect cat.jpg --backbone facebook/dinov2-small`.
     """
     from redi.errors import ConfigError
-    from redi.inspection import inspect_alone, inspect_in_run
     from redi.report.inspection import print_inspection, write_picture
-    from redi.run import MAIN_ROW, PRODUCTS
+    from redi.rows import MAIN_ROW, PRODUCTS
+    from redi.stages.inspect import inspect_alone, inspect_in_run
 
     if (run is None) == (not backbone):
         raise ConfigError("Give either --run RUN or --backbone NAME.")
     if score and score not in PRODUCTS:
-        raise ConfigError(f"--score is a product, {', '.join(PRODUCTS)}, not {score!r}.")
+        raise ConfigError(f"--score must be a product, one of {', '.join(PRODUCTS)}, not {score!r}.")
     if run is None:
         if class_ or names or score:
             raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")
-        found = inspect_alone(image, backbone, device)
+        explained = inspect_alone(image, backbone, device)
     else:
-        found = inspect_in_run(image, run, class_, device, names)
-    print_inspection(found, score or MAIN_ROW)
-    typer.echo(f"picture: {write_picture(found, score or MAIN_ROW, out)}")
+        explained = inspect_in_run(image, run, class_, device, names)
+    print_inspection(explained, score or MAIN_ROW)
+    typer.echo(f"picture: {write_picture(explained, score or MAIN_ROW, out)}")

@@ -1,1 +1,1 @@
-"""The bench: scorers x reducers x label sources x budgets on one frozen model, compared in pairs."""
+"""Paired comparisons of many rows on one frozen model, or of several backbones on the same data."""

@@ -1,4 +1,4 @@
-"""How much of the class object the kept patches cover: possible only where its mask is known."""
+"""The share of the class object that the kept patches cover, for images whose object mask is known."""
 
 from pathlib import Path
 
@@ -8,14 +8,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from redi.budget import Budget
 from redi.grid import Grid
-from redi.reduction import Budget
-from redi.views import View, crop, reference_view, resize, to_bytes
+from redi.images.preprocessing import crop, resize, to_bytes
+from redi.views import View, reference_view
 
 
-def object_share(
-    mask: Image.Image, shorter: int, size: int, grid: Grid
-) -> Float[Tensor, " patches"]:
+def object_share(mask: Image.Image, shorter: int, size: int, grid: Grid) -> Float[Tensor, " patches"]:
     """The fraction of each reference patch that the object fills, on the crop the backbone sees."""
     resized = resize(mask.convert("RGB"), shorter, Image.Resampling.NEAREST)
     view: View = reference_view(resized.width, resized.height, size)
@@ -24,27 +23,17 @@ def object_share(
 
 
 def kept_coverage(
-    scores: Float[Tensor, "images patches"],
-    share: Float[Tensor, "images patches"],
-    budget: Budget,
+    scores: Float[Tensor, "images patches"], share: Float[Tensor, "images patches"], budget: Budget
 ) -> Float[Tensor, " images"]:
-    """Of the object's area inside the crop, the part that lies in kept patches."""
+    """The fraction of the object's area inside the crop that lies in kept patches."""
     n_keep, _, _ = budget.counts(scores.shape[1])
     kept = scores.argsort(dim=1, descending=True, stable=True)[:, :n_keep]
     return share.gather(1, kept).sum(dim=1) / share.sum(dim=1).clamp(min=1e-8)
 
 
 def mean_coverage(
-    scores: dict[str, Tensor],
-    masks: list[Path],
-    shorter: int,
-    size: int,
-    grid: Grid,
-    budget: Budget,
+    scores: dict[str, Tensor], masks: list[Path], shorter: int, size: int, grid: Grid, budget: Budget
 ) -> dict[str, float]:
-    """Mean coverage of each score over the images, in percent."""
+    """Mean coverage per score over the images, in percent."""
     share = torch.stack([object_share(Image.open(mask), shorter, size, grid) for mask in masks])
-    return {
-        name: 100 * float(kept_coverage(values.float(), share, budget).mean())
-        for name, values in scores.items()
-    }
+    return {name: 100 * float(kept_coverage(values.float(), share, budget).mean()) for name, values in scores.items()}

@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, index) and of nothing else.
+"""Random numbers that depend only on (seed, index).
 
-Only the raw uniform stream of PCG64 is used. NumPy keeps that stream stable, but reserves the
-right to change how `normal`, `integers` or `choice` consume it, so those are built here.
+Only the raw uniform stream of PCG64 is used. NumPy keeps that stream stable, but reserves the right to change how
+`normal`, `integers` or `choice` consume it, so this module does not use them.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-Field = NDArray[np.floating[Any]]  # float32 in fact; the stubs widen what Python floats touch
+Field = NDArray[np.floating[Any]]  # float32 in practice; NumPy's stubs widen results with Python floats
 
 
 class Draw:
@@ -23,24 +23,19 @@ class Draw:
         return low + (high - low) * float(self._stream.random())
 
     def below(self, n: int) -> int:
-        """An integer of [0, n)."""
+        """An integer in [0, n)."""
         return min(int(self.uniform() * n), n - 1)
 
     def coin(self, probability: float) -> bool:
         return self.uniform() < probability
 
     def white(self, *shape: int) -> Field:
-        """Independent uniform values of [0, 1)."""
+        """Independent uniform values in [0, 1)."""
         return self._stream.random(shape, dtype=np.float32)
 
     def noise(self, rows: int, columns: int, cell: float, stretch: float = 1.0) -> Field:
-        """Smooth noise of [0, 1] whose blobs are about `cell` pixels high.
-
-        `stretch` makes them that many times wider, which is what wood and brushed metal need.
-        """
-        coarse = self.white(
-            max(2, round(rows / cell) + 1), max(2, round(columns / (cell * stretch)) + 1)
-        )
+        """Smooth noise in [0, 1] whose blobs are about `cell` pixels high and `stretch` times as wide."""
+        coarse = self.white(max(2, round(rows / cell) + 1), max(2, round(columns / (cell * stretch)) + 1))
         return resized(coarse, rows, columns)
 
     def fractal(self, rows: int, columns: int, cell: float, octaves: int = 3) -> Field:
@@ -60,6 +55,6 @@ def resized(field: Field, rows: int, columns: int) -> Field:
 
 
 def clipped(field: Field) -> Field:
-    """The field held to [0, 1]."""
-    held: Field = np.clip(field, 0.0, 1.0)
-    return held
+    """The field clipped to [0, 1]."""
+    limited: Field = np.clip(field, 0.0, 1.0)
+    return limited

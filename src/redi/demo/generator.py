@@ -1,14 +1,12 @@
-"""The demo's labelled pictures: which objects exist, which are classes, and a picture by number.
+"""The demo's labelled pictures: which objects exist, which are classes, and the picture of an index.
 
-A class is a pair (shape, material). Twelve materials and sixteen shapes give 192 pairs, in two
-parts that share no pair:
+A class is a pair (shape, material). Twelve materials and sixteen shapes give 192 pairs, in two disjoint parts:
 
-* the held-out block, six shapes by six materials. Half of its pairs are the demo's `CLASSES`,
-  three of each shape and three of each material; the other half are its distractors. So every
-  shape and every material of a class also appears, smaller, in pictures of other classes, and
-  neither colour nor texture nor silhouette alone gives the label away;
-* the rest, where the backbone is trained. It meets the demo's shapes and the demo's materials,
-  never together: three quarters are `PRETRAINING_CLASSES`, one quarter their distractors.
+* the held-out block, six shapes by six materials. Half of its pairs are the demo's `CLASSES`, three per shape and
+  three per material; the other half are its distractors. So every shape and every material of a class also appears,
+  smaller, in pictures of other classes, and neither colour nor texture nor silhouette alone reveals the label;
+* the rest, on which the backbone is trained. It sees the demo's shapes and the demo's materials, but never together:
+  three quarters are `PRETRAINING_CLASSES`, one quarter their distractors.
 """
 
 import hashlib
@@ -41,10 +39,10 @@ __all__ = [
     "write_folder",
 ]
 
-BLOCK = 6  # the held-out block: this many first shapes by this many first materials
+BLOCK = 6  # number of shapes and of materials in the held-out block, from the start of each list
 DEMO_OFFSETS = (0, 1, 3)  # shape k is a demo class with materials k + offset, modulo the block
 JPEG_QUALITY = 92
-RECIPE = "recipe.json"  # what a written folder was drawn from
+RECIPE = "recipe.json"  # the file that says what a folder was drawn from
 
 
 def _held_out(kind: ObjectClass) -> bool:
@@ -59,9 +57,7 @@ CLASSES: tuple[ObjectClass, ...] = tuple(
     for offset in DEMO_OFFSETS
 )
 PRETRAINING_CLASSES: tuple[ObjectClass, ...] = tuple(
-    kind
-    for k, kind in enumerate(_ALL)
-    if not _held_out(kind) and (k // len(MATERIALS) + k) % 4 != 0
+    kind for k, kind in enumerate(_ALL) if not _held_out(kind) and (k // len(MATERIALS) + k) % 4 != 0
 )
 
 
@@ -76,36 +72,30 @@ class Sample:
 
 @cache
 def distractors_of(classes: tuple[ObjectClass, ...]) -> tuple[ObjectClass, ...]:
-    """Every pair that is no class but lies in the same part (held out or not) as some class."""
+    """Every pair that is not a class but lies in the same part (held out or not) as some class."""
     parts = {_held_out(kind) for kind in classes}
     pool = tuple(kind for kind in _ALL if _held_out(kind) in parts and kind not in classes)
     if not pool:
-        raise ValueError(f"{len(classes)} classes leave no pair to draw distractors from")
+        raise ValueError(f"{len(classes)} classes leave no pair for distractors; pass fewer classes")
     return pool
 
 
 def scene(
-    seed: int,
-    index: int,
-    classes: Sequence[ObjectClass] = CLASSES,
-    config: SceneConfig = SceneConfig(),
+    seed: int, index: int, classes: Sequence[ObjectClass] = CLASSES, config: SceneConfig = SceneConfig()
 ) -> Scene:
-    """Picture `index` of the endless collection `seed`, with the owner of every pixel."""
+    """Picture `index` of the endless collection `seed`, with the object that owns each pixel."""
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must not be negative, got {seed} and {index}")
-    chosen = tuple(classes)
-    return render(chosen[index % len(chosen)], distractors_of(chosen), Draw(seed, index), config)
+    kinds = tuple(classes)
+    return render(kinds[index % len(kinds)], distractors_of(kinds), Draw(seed, index), config)
 
 
 def sample(
-    seed: int,
-    index: int,
-    classes: Sequence[ObjectClass] = CLASSES,
-    config: SceneConfig = SceneConfig(),
+    seed: int, index: int, classes: Sequence[ObjectClass] = CLASSES, config: SceneConfig = SceneConfig()
 ) -> Sample:
-    """Picture `index` of collection `seed`; labels cycle with the index, so classes balance."""
-    drawn = scene(seed, index, classes, config)
-    return Sample(drawn.image, index % len(classes), drawn.owner == 1)
+    """Picture `index` of collection `seed`; labels cycle with the index, so the classes are balanced."""
+    picture = scene(seed, index, classes, config)
+    return Sample(picture.image, index % len(classes), picture.owner == 1)
 
 
 def write_folder(
@@ -118,11 +108,10 @@ def write_folder(
 ) -> int:
     """Write pictures `first_index` to `first_index + n - 1` as `root/<class>/<index>.jpg`.
 
-    With `masks`, another folder, also the class object of each as a 1-bit PNG of the same stem.
-    Returns how many pictures had to be drawn. Files appear under their final name only when whole,
-    so an interrupted call is continued by the next, and a complete folder costs a look at its
-    names. A folder drawn from anything else, even by another version of the generator, is an error
-    rather than a mixture: this function deletes nothing.
+    If `masks` is given, also write the mask of each class object into that folder, as a 1-bit PNG with the same
+    stem. Return the number of pictures that were drawn. A file gets its final name only when it is complete, so the
+    next call continues an interrupted one, and a complete folder is not drawn again. A folder with another recipe,
+    or from another version of the generator, is an error: this function deletes nothing and mixes nothing.
     """
     root, masks = Path(root), None if masks is None else Path(masks)
     recipe = {
@@ -137,30 +126,30 @@ def write_folder(
     drawn = 0
     for index in range(first_index, first_index + n):
         stem = f"{classes[index % len(classes)].name}/{index:06d}"
-        picture = root / f"{stem}.jpg"
-        outline = None if masks is None else masks / f"{stem}.png"
-        if picture.exists() and (outline is None or outline.exists()):
+        image_file = root / f"{stem}.jpg"
+        mask_file = None if masks is None else masks / f"{stem}.png"
+        if image_file.exists() and (mask_file is None or mask_file.exists()):
             continue
-        one = sample(seed, index, classes)
-        _save(one.image, picture, "JPEG", quality=JPEG_QUALITY)
-        if outline is not None:
-            _save(Image.fromarray(one.mask), outline, "PNG")
+        picture = sample(seed, index, classes)
+        _save(picture.image, image_file, "JPEG", quality=JPEG_QUALITY)
+        if mask_file is not None:
+            _save(Image.fromarray(picture.mask), mask_file, "PNG")
         drawn += 1
     return drawn
 
 
-def _digest(one: Sample) -> str:
-    """Changes with the generator itself, which no version number would be sure to."""
-    return hashlib.sha256(one.image.tobytes()).hexdigest()
+def _digest(picture: Sample) -> str:
+    """The digest of a picture. Unlike a version number, it is sure to change with the generator."""
+    return hashlib.sha256(picture.image.tobytes()).hexdigest()
 
 
 def _claim(folder: Path, recipe: dict[str, object]) -> None:
-    """Note in `folder` what it is drawn from, or check that it was drawn from the same."""
+    """Write the recipe into `folder`, or check that the folder has the same recipe."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / RECIPE
     if note.exists():
         if json.loads(note.read_text()) != recipe:
-            raise FileExistsError(f"{folder} holds pictures drawn from another recipe ({note})")
+            raise FileExistsError(f"{folder} holds pictures of another recipe ({note})")
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and was not written by the generator")
     else:

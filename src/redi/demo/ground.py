@@ -1,4 +1,4 @@
-"""Grounds: what the objects lie on. Muted, so that no texture of the ground outshines an object."""
+"""The grounds that objects lie on. They are muted, so that no ground outshines an object."""
 
 import math
 
@@ -67,7 +67,7 @@ GROUNDS = (_plaster, _planks, _weave, _tiles, _sand, _terrazzo, _meadow)
 def ground(side: int, draw: Draw) -> Field:
     """The background [side, side, 3]: one texture between two related, muted colours."""
     tone = GROUNDS[draw.below(len(GROUNDS))](side, draw).astype(np.float32)
-    # Earthy tones more often than not; the rest may be any hue.
+    # Half of the grounds are earthy; the others have any hue.
     hue = draw.uniform(0.04, 0.2) if draw.coin(0.5) else draw.uniform()
     saturation = draw.uniform(0.04, 0.28)
     value, drop = draw.uniform(0.5, 0.95), draw.uniform(0.5, 0.8)

@@ -1,8 +1,7 @@
 """Materials: a pattern that mixes two colours, and how strongly the surface shines.
 
-A pattern is a field of [0, 1] on the object's own axes, so it turns with the object. Most
-materials share one free palette: the colour of an object says little about its material, and a
-classifier has to look at the texture.
+A pattern is a field in [0, 1] on the object's own axes, so it turns with the object. Most materials share one free
+palette: the colour of an object says little about its material, and a classifier has to look at the texture.
 """
 
 import colorsys
@@ -15,26 +14,26 @@ from numpy.typing import NDArray
 
 from redi.demo.draw import Draw, Field, clipped
 
-Colour = NDArray[np.float32]  # [3], linear mixing in sRGB is good enough here
+Colour = NDArray[np.float32]  # [3]; linear mixing in sRGB is good enough here
 TAU = 2 * math.pi
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Where a pattern is evaluated: coordinates in periods, and the random source."""
+    """The surface of an object: its coordinates in periods, and the random source."""
 
     u: Field
     v: Field
     draw: Draw
 
     def noise(self, cell: float, stretch: float = 1.0) -> Field:
-        """Noise in image axes: it need not turn with the object to look right."""
+        """Noise along the image axes, which looks right without turning with the object."""
         rows, columns = self.u.shape
         return self.draw.noise(rows, columns, cell, stretch)
 
 
 def _edge(wave: Field, sharpness: float = 2.5) -> Field:
-    """A wave of [-1, 1] pressed towards two flat tones with a soft border."""
+    """Sharpen a wave in [-1, 1] to two flat tones with a soft border."""
     return clipped(0.5 + sharpness * wave)
 
 
@@ -104,11 +103,11 @@ def _granite(s: Surface) -> Field:
 
 
 def _metal(s: Surface) -> Field:
-    # Brushed along one axis: 1-D noise read at each pixel's u, under a broad reflection.
+    # Brushed along one axis: 1-D noise at each pixel's u, under a broad reflection.
     scratches = s.draw.white(256)
-    at = (_fraction(s.u / 8) * 255).astype(np.intp)
+    index = (_fraction(s.u / 8) * 255).astype(np.intp)
     sheen = _sin(s.u / 7 + np.float32(s.draw.uniform()))
-    return clipped(0.5 + 0.42 * sheen + (scratches[at] - 0.5) * np.float32(0.5))
+    return clipped(0.5 + 0.42 * sheen + (scratches[index] - 0.5) * np.float32(0.5))
 
 
 def rgb(hue: float, saturation: float, value: float) -> Colour:
@@ -116,18 +115,14 @@ def rgb(hue: float, saturation: float, value: float) -> Colour:
 
 
 def _paint(draw: Draw) -> tuple[Colour, Colour]:
-    """A dark and a light tone; either may be the first, hues are free."""
+    """A dark and a light tone of any hue, in either order."""
     dark = rgb(draw.uniform(), draw.uniform(0.35, 0.85), draw.uniform(0.2, 0.5))
     light = rgb(draw.uniform(), draw.uniform(0.08, 0.6), draw.uniform(0.72, 0.97))
     return (dark, light) if draw.coin(0.5) else (light, dark)
 
 
 def _timber(draw: Draw) -> tuple[Colour, Colour]:
-    hue, saturation, value = (
-        draw.uniform(0.02, 0.12),
-        draw.uniform(0.3, 0.65),
-        draw.uniform(0.5, 0.9),
-    )
+    hue, saturation, value = draw.uniform(0.02, 0.12), draw.uniform(0.3, 0.65), draw.uniform(0.5, 0.9)
     return rgb(hue, saturation, value * 0.55), rgb(hue + 0.015, saturation * 0.85, value)
 
 
@@ -145,7 +140,7 @@ def _alloy(draw: Draw) -> tuple[Colour, Colour]:
 
 @dataclass(frozen=True)
 class Material:
-    """What an object is made of."""
+    """The material of an object."""
 
     pattern: Callable[[Surface], Field]
     palette: Callable[[Draw], tuple[Colour, Colour]]

@@ -1,7 +1,7 @@
 """One picture: a textured ground, small objects, one large object, one light.
 
-The large object is the subject. Every other object is smaller by a wide margin, which is the rule
-that makes the label of a picture well defined (`SceneConfig.distractor_size`).
+The large object is the subject. Every other object is much smaller (`SceneConfig.distractor_size`), so the label of
+a picture is well defined.
 """
 
 import math
@@ -19,21 +19,21 @@ from redi.demo.shapes import reach, silhouette
 
 @dataclass(frozen=True)
 class SceneConfig:
-    """What varies between pictures. Sizes are the square root of an object's area."""
+    """The variation between pictures. The size of an object is the square root of its area."""
 
     side: int = 256  # height and width of the picture in pixels
-    subject_size: tuple[float, float] = (0.23, 0.36)  # of the side
-    distractor_size: tuple[float, float] = (0.35, 0.58)  # of the subject's size
-    distractors: tuple[int, int] = (5, 9)  # fewest and most
-    turn: float = 50.0  # objects lean at most this many degrees either way
-    overlap: float = 0.12  # a distractor may hide at most this share of the subject
+    subject_size: tuple[float, float] = (0.23, 0.36)  # relative to the side
+    distractor_size: tuple[float, float] = (0.35, 0.58)  # relative to the subject's size
+    distractors: tuple[int, int] = (5, 9)  # smallest and largest number
+    turn: float = 50.0  # largest rotation of an object in degrees, either way
+    overlap: float = 0.12  # largest share of the subject that a distractor may hide
     contrast: tuple[float, float] = (0.65, 1.0)  # of the whole picture
     grain: float = 0.05  # amplitude of the sensor noise
 
 
 @dataclass(frozen=True)
 class ObjectClass:
-    """A kind of object: its silhouette and what it is made of."""
+    """A kind of object: its shape and its material."""
 
     shape: str
     material: str
@@ -45,7 +45,7 @@ class ObjectClass:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture and which object each pixel shows: 0 ground, 1 subject, then distractors."""
+    """A picture and the object that each pixel shows: 0 ground, 1 subject, then distractors."""
 
     image: Image.Image
     owner: NDArray[np.uint8]  # [side, side]
@@ -78,16 +78,14 @@ class _Canvas:
         self.owner = np.zeros((config.side, config.side), np.uint8)
 
     def paint(self, kind: ObjectClass, x: float, y: float, size: float, owner: int) -> None:
-        """Shadow, then the lit object, in the window of the picture that they touch."""
+        """Paint the shadow and then the lit object, in the part of the picture that they touch."""
         draw, light = self.draw, self.light
         degrees = draw.uniform(-self.config.turn, self.config.turn)
         radius = reach(kind.shape) * size
         shadow_blur, shadow_length = 2 + size * 0.05, size * 0.1
         side = 2 * math.ceil(radius + shadow_length + 2 * shadow_blur)
         coverage = silhouette(kind.shape, size, degrees, side)
-        surface = albedo(
-            kind.material, side, degrees, 6 + 0.07 * size * draw.uniform(0.8, 1.3), draw
-        )
+        surface = albedo(kind.material, side, degrees, 6 + 0.07 * size * draw.uniform(0.8, 1.3), draw)
         lit = self._lit(surface, coverage, size, MATERIALS[kind.material].gloss)
 
         left, top = round(x - side / 2), round(y - side / 2)
@@ -96,10 +94,7 @@ class _Canvas:
         shadow = np.roll(_blurred(coverage, shadow_blur), (shift_y, shift_x), axis=(0, 1))
 
         limit = self.config.side
-        inside = (
-            slice(max(top, 0), min(top + side, limit)),
-            slice(max(left, 0), min(left + side, limit)),
-        )
+        inside = (slice(max(top, 0), min(top + side, limit)), slice(max(left, 0), min(left + side, limit)))
         local = (
             slice(inside[0].start - top, inside[0].stop - top),
             slice(inside[1].start - left, inside[1].stop - left),
@@ -110,20 +105,20 @@ class _Canvas:
         self.owner[inside][coverage[local] > 0.5] = owner
 
     def _lit(self, surface: Field, coverage: Field, size: float, gloss: float) -> Field:
-        """Shading of a cushion: the blurred silhouette is its height, the slope its normal."""
+        """Shade an object like a cushion: the blurred silhouette is its height, the slope its normal."""
         height = _blurred(coverage, 1 + size * 0.07)
         down, right = np.gradient(height * np.float32(size * 0.16))
         facing = -self.light.along(right, down)
         length = np.sqrt(1 + right * right + down * down)
         diffuse = (np.float32(0.8) + facing * np.float32(0.75)) / length + np.float32(0.12)
         glint = np.clip((np.float32(0.5) + facing * np.float32(0.95)) / length, 0.0, 1.0)
-        for _ in range(3):  # the eighth power, an exponent of Phong's highlight
+        for _ in range(3):  # the eighth power, as the exponent of Phong's highlight
             glint *= glint
         lit: Field = surface * diffuse[..., None] + (glint * np.float32(gloss))[..., None]
         return lit
 
     def finished(self) -> Image.Image:
-        """The light's fall-off over the picture, its tint, contrast and the sensor's grain."""
+        """Apply the light's fall-off and tint, the contrast and the sensor's grain."""
         draw, side = self.draw, self.config.side
         axis = np.linspace(-1, 1, side, dtype=np.float32)
         slope = self.light.along(axis[None, :], axis[:, None]) * np.float32(draw.uniform(0.05, 0.3))
@@ -139,9 +134,7 @@ class _Canvas:
         return Image.fromarray(pixels.astype(np.uint8))
 
 
-def render(
-    subject: ObjectClass, others: tuple[ObjectClass, ...], draw: Draw, config: SceneConfig
-) -> Scene:
+def render(subject: ObjectClass, others: tuple[ObjectClass, ...], draw: Draw, config: SceneConfig) -> Scene:
     """A picture of `subject` among distractors drawn from `others`."""
     canvas = _Canvas(config, draw)
     side = config.side
@@ -154,16 +147,14 @@ def render(
     for _ in range(fewest + draw.below(most - fewest + 1)):
         kind = others[draw.below(len(others))]
         small = draw.uniform(*config.distractor_size) * size
-        for _ in range(8):  # a few tries to find room; a crowded picture simply gets fewer
+        for _ in range(8):  # a few tries to find room; a crowded picture gets fewer distractors
             at_x, at_y = draw.uniform(0, side), draw.uniform(0, side)
             clear = math.hypot(at_x - x, at_y - y) > 0.55 * (reach(subject.shape) * size + small)
-            apart = all(
-                math.hypot(at_x - px, at_y - py) > 0.8 * (small + ps) for px, py, ps, _ in placed
-            )
+            apart = all(math.hypot(at_x - px, at_y - py) > 0.8 * (small + ps) for px, py, ps, _ in placed)
             if clear and apart:
                 placed.append((at_x, at_y, small, kind))
                 break
-    # Some distractors lie under the subject, some on it; never on much of it.
+    # Some distractors lie under the subject and some on it, where they may hide only a small part.
     in_front = draw.below(len(placed) + 1) if placed else 0
     under, over = placed[in_front:], placed[:in_front]
     objects = [subject]
@@ -171,13 +162,12 @@ def render(
         objects.append(kind)
         canvas.paint(kind, at_x, at_y, small, len(objects))
     canvas.paint(subject, x, y, size, 1)
-    whole = int((canvas.owner == 1).sum())
+    subject_area = int((canvas.owner == 1).sum())
     for at_x, at_y, small, kind in over:
         window = canvas.owner[
-            max(0, int(at_y - small)) : int(at_y + small),
-            max(0, int(at_x - small)) : int(at_x + small),
+            max(0, int(at_y - small)) : int(at_y + small), max(0, int(at_x - small)) : int(at_x + small)
         ]
-        if (window == 1).sum() > config.overlap * whole:
+        if (window == 1).sum() > config.overlap * subject_area:
             continue
         objects.append(kind)
         canvas.paint(kind, at_x, at_y, small, len(objects))

@@ -1,7 +1,7 @@
-"""Silhouettes: polygons of unit area about their centroid, drawn anti-aliased.
+"""Silhouettes: polygons of unit area, centred on their centroid and drawn anti-aliased.
 
-Unit area makes "the largest object" a statement about pixels: an object of size `s` covers `s * s`
-of them whatever its shape, so no class is easier to see than another by construction.
+With unit area, an object of size `s` covers `s * s` pixels whatever its shape. So "the largest object" is a
+statement about pixels, and no class is easier to see than another by construction.
 """
 
 import math
@@ -33,13 +33,13 @@ def _polar(radius: Callable[[float], float], n: int = 72) -> Points:
 
 
 def _arc(x: float, y: float, radius: float, start: float, stop: float, n: int = 24) -> Points:
-    """Points of a circle's arc from `start` to `stop` degrees, clockwise from the top."""
+    """Points on the arc of a circle from `start` to `stop` degrees, clockwise from the top."""
     angles = np.radians(np.linspace(start, stop, n))
     return np.stack((x + radius * np.sin(angles), y - radius * np.cos(angles)), axis=1)
 
 
 def _mirrored(right: list[tuple[float, float]]) -> Points:
-    """A shape symmetric about the vertical axis from the points of its right half."""
+    """A shape that is symmetric about the vertical axis, from the points of its right half."""
     return np.array(right + [(-x, y) for x, y in reversed(right)])
 
 
@@ -141,7 +141,7 @@ SHAPES: dict[str, Callable[[], Outline]] = {
 
 
 def _area_and_centroid(points: Points) -> tuple[float, Points]:
-    """The shoelace formula."""
+    """Area and centroid of a polygon by the shoelace formula."""
     x, y = points.T
     x2, y2 = np.roll(points, -1, axis=0).T
     cross = x * y2 - x2 * y
@@ -152,7 +152,7 @@ def _area_and_centroid(points: Points) -> tuple[float, Points]:
 
 @cache
 def outline(shape: str) -> Outline:
-    """The silhouette of `shape`, scaled to unit area (holes deducted), centroid at the origin."""
+    """The silhouette of `shape`, scaled to unit area (without holes), with its centroid at the origin."""
     raw = SHAPES[shape]()
     area, centroid = _area_and_centroid(raw.body)
     scale = 1 / math.sqrt(area - sum(_area_and_centroid(hole)[0] for hole in raw.holes))
@@ -167,13 +167,13 @@ def reach(shape: str) -> float:
 
 
 def silhouette(shape: str, size: float, degrees: float, side: int) -> Field:
-    """Coverage [side, side] of [0, 1] of the shape, `size * size` pixels large, centred."""
+    """Coverage [side, side] in [0, 1] of the centred shape, which covers `size * size` pixels."""
     turn = math.radians(degrees)
     rotation = np.array(((math.cos(turn), math.sin(turn)), (-math.sin(turn), math.cos(turn))))
     canvas = Image.new("L", (side * SUPERSAMPLING, side * SUPERSAMPLING), 0)
     pen = ImageDraw.Draw(canvas)
-    drawn = outline(shape)
-    for points, value in [(drawn.body, 255), *((hole, 0) for hole in drawn.holes)]:
+    polygons = outline(shape)
+    for points, value in [(polygons.body, 255), *((hole, 0) for hole in polygons.holes)]:
         placed = (points @ rotation * size + side / 2) * SUPERSAMPLING
         pen.polygon([(float(x), float(y)) for x, y in placed], fill=value)
     return np.asarray(canvas.reduce(SUPERSAMPLING), np.float32) / np.float32(255)

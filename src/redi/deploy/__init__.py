@@ -1,10 +1,10 @@
-"""A frozen ViT that is faster for real: no label, no dense pass, the same call and the same outputs.
+"""Acceleration of a frozen ViT without labels or a dense pass, with the same call and the same kind of outputs.
 
-``accelerate`` wraps a model, a ``Setting`` says how far it goes, ``tune`` finds one for a backbone and
-a tolerance, ``export`` writes ONNX.
+``accelerate`` wraps a model, a ``Setting`` says how much it may cost, ``tune`` finds a setting for a backbone and a
+tolerance, and ``export`` writes ONNX.
 """
 
 from redi.deploy.model import Accelerated, ReducedOutput, accelerate
-from redi.deploy.setting import Setting
+from redi.records.setting import Setting
 
 __all__ = ["Accelerated", "ReducedOutput", "Setting", "accelerate"]

@@ -1,4 +1,4 @@
-"""ONNX with fixed shapes: the numbers of tokens are constants of the graph."""
+"""Export to ONNX with fixed shapes: the numbers of tokens are constants of the graph."""
 
 import logging
 import warnings
@@ -12,11 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from redi.backbone import Backbone
-from redi.demo.generator import scene
 from redi.deploy.model import Accelerated
 from redi.errors import ConfigError, ExportError
-from redi.images import load_image
 
 #: Largest difference from PyTorch, relative to the largest output, that an export may have.
 TOLERANCE = 1e-3
@@ -25,7 +22,7 @@ INPUT = "pixel_values"
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was run and compared."""
+    """An exported file that was run and compared with PyTorch."""
 
     file: Path
     inputs: tuple[int, ...]
@@ -35,22 +32,20 @@ class Exported:
 
 
 @torch.no_grad()
-def export(
-    model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch channels height width"]
-) -> Exported:
+def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch channels height width"]) -> Exported:
     """Write ``model`` for inputs of the shape of ``pixels``, run it in onnxruntime and compare.
 
-    ``pixels`` should be real images, normalised: on noise, tokens are so nearly alike that rounding
-    may choose another one to merge. The file appears only if the comparison holds.
+    ``pixels`` should be real images, normalised: the tokens of noise are nearly equal, so rounding may change which
+    ones are merged. The file is written only if the outputs agree.
     """
-    runtime, sort = _libraries()
+    runtime, sort = onnx_libraries()
     file = Path(file)
     if not file.parent.is_dir() or file.is_dir():
         raise ConfigError(f"{file} must be a file in a folder that exists.")
     if model.dtype != torch.float32:
-        raise ConfigError(f"Export a model in float32, not {model.dtype}: model.float().")
+        raise ConfigError(f"Export a model in float32, not {model.dtype}: call model.float() first.")
     named = _Named(model, tuple(model(pixels).keys())).eval()
-    wanted = named(pixels)
+    expected = named(pixels)
     draft = file.with_name(f".{file.name}.draft")
     try:
         with _quiet_exporter():
@@ -66,21 +61,21 @@ def export(
             assert program is not None
             program.save(draft, external_data=False)
         session = runtime.InferenceSession(draft, providers=["CPUExecutionProvider"])
-        found = session.run(None, {INPUT: pixels.cpu().numpy()})
-        difference = torch.tensor(list(map(_difference, found, wanted))).max().item()  # nan stays
+        outputs = session.run(None, {INPUT: pixels.cpu().numpy()})
+        difference = torch.tensor(list(map(_difference, outputs, expected))).max().item()  # max keeps nan
         if not difference <= TOLERANCE:
             raise ExportError(
-                f"onnxruntime's outputs differ from PyTorch's by {difference:.1g} of the largest, more "
-                f"than {TOLERANCE:g}: nothing was written."
+                f"onnxruntime's outputs differ from PyTorch's by {difference:.1g} of the largest output, more than "
+                f"{TOLERANCE:g}: nothing was written."
             )
         draft.replace(file)
     except ExportError:
         raise
     except OSError as error:
         raise ExportError(f"{file} cannot be written: {error.strerror or error}.") from error
-    except Exception as error:  # whatever the exporter or the runtime say
-        lines = " ".join(str(error).split())
-        raise ExportError(f"The export failed ({type(error).__name__}): {lines[:200]}") from error
+    except Exception as error:  # whatever the exporter or the runtime raises
+        message = " ".join(str(error).split())
+        raise ExportError(f"The export failed ({type(error).__name__}): {message[:200]}") from error
     finally:
         draft.unlink(missing_ok=True)
     return Exported(file, tuple(pixels.shape), named.names, difference, file.stat().st_size)
@@ -88,7 +83,7 @@ def export(
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """torch's exporter warns of its own internals and of torchvision, which nothing here needs."""
+    """Silence torch's exporter, which warns about its own internals and about torchvision, which is not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -100,18 +95,8 @@ def _quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def example_pixels(
-    backbone: Backbone, batch: int, image: Path | None = None
-) -> Float[Tensor, "batch channels height width"]:
-    """A picture, or scenes that are drawn for the purpose, as the backbone's input."""
-    prepare = backbone.preprocessing
-    if image is not None:
-        return prepare(load_image(image)).expand(batch, -1, -1, -1).contiguous()
-    return torch.stack([prepare(scene(seed=0, index=index).image) for index in range(batch)])
-
-
 class _Named(nn.Module):
-    """Outputs as a plain tuple."""
+    """A model whose outputs are a plain tuple, in the order of ``names``."""
 
     def __init__(self, model: Accelerated, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -122,22 +107,22 @@ class _Named(nn.Module):
         return tuple(output[name] for name in self.names)
 
 
-def _difference(found: Any, wanted: Tensor) -> float:
-    expected = wanted.float().cpu()
+def _difference(output: Any, expected: Tensor) -> float:
+    expected = expected.float().cpu()
     scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return float((torch.from_numpy(found).float() - expected).abs().max() / scale)
+    return float((torch.from_numpy(output).float() - expected).abs().max() / scale)
 
 
-def _libraries() -> tuple[Any, Any]:
-    """onnxruntime, and the stable sort, which torch's exporter lacks: ONNX's TopK of all entries, which
-    puts the lower index first where two are equal."""
+def onnx_libraries() -> tuple[Any, Any]:
+    """Return (onnxruntime, a stable sort), because torch's exporter lacks a stable sort.
+
+    The sort is ONNX's TopK of all entries, which puts the lower index first if two are equal.
+    """
     try:
         import onnxruntime
         from onnxscript import opset18
     except ImportError:
-        raise ConfigError(
-            "ONNX needs onnx, onnxruntime and onnxscript: pip install 'redi-vit[onnx]'."
-        ) from None
+        raise ConfigError("ONNX needs onnx, onnxruntime and onnxscript: pip install 'redi-vit[onnx]'.") from None
 
     op: Any = opset18
 

@@ -23,56 +23,58 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClass
 from transformers.models.deit.modeling_deit import DeiTForImageClassificationWithTeacherOutput
 from transformers.utils.generic import ModelOutput
 
-from redi.backbone import Backbone, Preprocessing, load_backbone
+from redi.backbone import Backbone, load_backbone
 from redi.backbone.families import FAMILIES, Head, square, square_patch
-from redi.backbone.inputs import DEFAULT_MEAN, DEFAULT_STD, shorter_side
 from redi.backbone.loading import plain_vit_config
-from redi.deploy.setting import Setting
-from redi.equal import Geometry, schedule_cost
+from redi.cost import Geometry
 from redi.errors import BackboneError, InvalidInput
 from redi.grid import Grid
-from redi.reduction import Schedule
+from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing, shorter_side
+from redi.records.setting import Setting
+from redi.reduction import Extent, Schedule
 from redi.reduction.result import take
 
 Module = TypeVar("Module", bound=nn.Module)
 
-#: Beside the checkpoint in a saved folder.
+#: File with the setting, beside the checkpoint in a saved folder.
 SETTING_FILE = "redi.json"
 
 
 @dataclass
 class ReducedOutput(ModelOutput):
-    """The shorter sequence as it is, on request."""
+    """The output for ``reduced=True``: the shorter sequence itself."""
 
     last_hidden_state: Float[Tensor, "batch tokens dim"] | None = None  # prefix first, then patches
     pooler_output: Float[Tensor, "batch dim"] | None = None
-    sizes: Float[Tensor, "batch reduced"] | None = None  # image patches that a token stands for
-    source: Int[Tensor, "batch patches"] | None = None  # token that each image patch went into
+    sizes: Float[Tensor, "batch reduced"] | None = None  # image patches per token
+    source: Int[Tensor, "batch patches"] | None = None  # the token that each image patch was merged into
 
 
 class AcceleratedConfig(PreTrainedConfig):
-    """Only there so that transformers' pipelines know the class; a model keeps its own config."""
+    """A placeholder with which transformers' pipelines accept the class. A model keeps its own configuration."""
 
     model_type = "redi_accelerated"
 
 
 class Accelerated(nn.Module):
-    """A frozen model that merges its patch tokens on the way.
+    """A frozen model that merges patch tokens from block to block.
 
-    Called like the model it was made from, with the same kind of output. ``last_hidden_state`` is on
-    the full grid in the original order: every patch has the token it went into.
+    It is called like the model it was made from and gives the same kind of output. ``last_hidden_state`` is on the
+    full grid in the original order: every patch has the token that it was merged into.
     """
 
-    config_class = AcceleratedConfig  # what transformers' registry looks for
+    config_class = AcceleratedConfig  # transformers' registry reads it
     main_input_name = "pixel_values"
 
     def __init__(self, backbone: Backbone, setting: Setting) -> None:
         super().__init__()
+        # transformers' pipelines accept only registered classes; registering again changes nothing.
+        AutoModelForImageClassification.register(AcceleratedConfig, Accelerated, exist_ok=True)
         self.backbone = backbone
         self.setting = setting
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
         self._schedules: dict[Grid, Schedule] = {}
-        self.schedule(self.grid)  # a setting that does not fit is refused now
+        self.schedule(self.grid)  # raises now if the setting does not fit
 
     @property
     def config(self) -> Any:
@@ -96,31 +98,35 @@ class Accelerated(nn.Module):
 
     @staticmethod
     def can_generate() -> bool:
-        """Asked by transformers' pipelines."""
+        """Always False; transformers' pipelines ask for it."""
         return False
 
     def at_cost(self, cost: float) -> "Accelerated":
-        """The same weights and schedule at another cost."""
+        """The same weights and the same shares per block, at another cost."""
         return Accelerated(self.backbone, replace(self.setting, cost=cost))
 
-    # A compiler shall not trace the search.
+    # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def schedule(self, grid: Grid) -> Schedule:
-        """Patch tokens that leave each block for images of so many rows and columns of patches."""
+        """The number of patch tokens after each block, for images of the given grid."""
         if grid not in self._schedules:
-            on = replace(Geometry.of(self.backbone), grid=grid)
-            self._schedules[grid] = self.setting.schedule(on, self.prefix_only)
+            extent = self.setting.extent(self._geometry(grid), self.prefix_only)
+            self._schedules[grid] = extent.schedule
         return self._schedules[grid]
+
+    def _geometry(self, grid: Grid) -> Geometry:
+        return replace(self.backbone.geometry, grid=grid)
 
     @property
     def grid(self) -> Grid:
-        """Of the backbone's usual input."""
-        return Geometry.of(self.backbone).grid
+        """The grid of the backbone's usual input."""
+        return self.backbone.geometry.grid
 
     def cost(self, grid: Grid | None = None) -> float:
-        """Relative to dense; at most what was asked for, and less by the step of a token."""
-        on = replace(Geometry.of(self.backbone), grid=grid or self.grid)
-        return schedule_cost(self.setting.reducer, self.schedule(on.grid), on, self.prefix_only)
+        """Cost relative to dense. It is at most the setting's cost, and lower by at most the step of one token."""
+        on = self._geometry(grid or self.grid)
+        extent = Extent(schedule=self.schedule(on.grid))
+        return self.setting.reducer.cost(extent, on, self.prefix_only)
 
     def extra_repr(self) -> str:
         return f"{self.setting}"
@@ -132,25 +138,12 @@ class Accelerated(nn.Module):
         *,
         reduced: bool = False,
         return_dict: bool | None = None,
-        interpolate_pos_encoding: bool | None = None,  # noqa: ARG002  # it always is, where needed
+        interpolate_pos_encoding: bool | None = None,  # noqa: ARG002  # it is always done if needed
         **unsupported: Any,
     ) -> Any:
-        """``reduced`` asks an encoder for the short sequence with its sizes and sources."""
-        wrong = [
-            name for name, value in unsupported.items() if not (value is None or value is False)
-        ]
-        if wrong:
-            raise InvalidInput(
-                f"An accelerated model has no {', '.join(wrong)}: tokens are merged on the way. Ask the "
-                "original model."
-            )
+        """Run the model. With ``reduced``, an encoder returns the short sequence with its sizes and sources."""
+        self._check_call(labels, reduced, unsupported)
         backbone, head = self.backbone, self.backbone.head
-        if labels is not None and not self._has_loss:
-            raise InvalidInput("This model takes no labels: it has no loss of its own.")
-        if reduced and head is not None:
-            raise InvalidInput(
-                "A classifier gives logits; reduced=True is for encoders without a head."
-            )
         tokens = backbone.embed(pixel_values)
         assert tokens.grid is not None
         grid = index(tokens.grid[0]), index(tokens.grid[1])  # constants, also for a compiler
@@ -165,16 +158,21 @@ class Accelerated(nn.Module):
             output = self._classified(head, normed, labels)
         else:
             pooled = backbone.family.pool(backbone.encoder, normed)
-            output = (
-                ReducedOutput(normed, pooled, sizes, source)
-                if reduced
-                else _encoded(normed, pooled)
-            )
+            output = ReducedOutput(normed, pooled, sizes, source) if reduced else _encoded(normed, pooled)
         return output.to_tuple() if return_dict is False else output
 
-    def _classified(
-        self, head: Head, normed: Float[Tensor, "batch tokens dim"], labels: Tensor | None
-    ) -> Any:
+    def _check_call(self, labels: Tensor | None, reduced: bool, unsupported: dict[str, Any]) -> None:
+        wrong = [name for name, value in unsupported.items() if not (value is None or value is False)]
+        if wrong:
+            raise InvalidInput(
+                f"An accelerated model has no {', '.join(wrong)}: tokens are merged on the way. Use the original model."
+            )
+        if labels is not None and not self._has_loss:
+            raise InvalidInput("This model takes no labels: it has no loss of its own.")
+        if reduced and self.backbone.head is not None:
+            raise InvalidInput("A classifier gives logits; reduced=True is for encoders without a head.")
+
+    def _classified(self, head: Head, normed: Float[Tensor, "batch tokens dim"], labels: Tensor | None) -> Any:
         model: Any = self.backbone.model
         logits: Any = head.classify(model, normed, self.backbone.prefix)
         if isinstance(model, DeiTForImageClassificationWithTeacher):
@@ -187,18 +185,18 @@ class Accelerated(nn.Module):
         return ImageClassifierOutput(loss=loss, logits=logits)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """The checkpoint as transformers writes it, and the setting beside it."""
+        """Write the checkpoint as transformers does, and the setting beside it."""
         if not isinstance(self.backbone.model, PreTrainedModel):
             raise BackboneError(
-                "Checkpoints of timm are not written: save the setting alone (model.setting.save), and "
-                "pass it to accelerate() with the name."
+                "Checkpoints of timm are not written: save the setting alone with model.setting.save(), and pass it to "
+                "accelerate() with the model's name."
             )
         self.backbone.model.save_pretrained(folder)
         self.setting.save(Path(folder) / SETTING_FILE)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Accelerated":
-        """What :meth:`save_pretrained` wrote, in the precision it was written in."""
+        """Load what :meth:`save_pretrained` wrote, in the precision it was written in."""
         setting = Setting.load(Path(folder) / SETTING_FILE)
         backbone = load_backbone(folder)
         stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -214,16 +212,13 @@ def accelerate(
     cost: float | None = None,
     setting: Setting | str | Path | None = None,
 ) -> Accelerated:
-    """A faster module with the same call: ``accelerate(model, cost=0.65)``.
+    """Make a faster module with the same call, e.g. ``accelerate(model, cost=0.65)``.
 
-    ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`. It is not
-    changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks
-    may cost relative to dense. ``setting`` is a tuned one, or its file; ``cost`` then goes before the
-    setting's own.
+    ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`. It is not changed, and
+    its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost relative to dense.
+    ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own.
     """
-    chosen = (
-        setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
-    )
+    chosen = setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
     if cost is not None:
         chosen = replace(chosen, cost=cost)
     if isinstance(model, str | Path):
@@ -234,8 +229,7 @@ def accelerate(
         backbone = wrap(model)
     else:
         raise BackboneError(
-            f"accelerate() takes a model of transformers, a name or a folder, not a "
-            f"{type(model).__name__}."
+            f"accelerate() takes a model of transformers, a name or a folder, not a {type(model).__name__}."
         )
     return Accelerated(backbone, chosen)
 
@@ -243,8 +237,8 @@ def accelerate(
 def wrap(model: PreTrainedModel) -> Backbone:
     """A backbone around a copy of the model's structure that shares its weights.
 
-    The copy has its own configuration and its own view of every parameter, so that freezing it and
-    reading its attention leaves the given model alone.
+    The copy has its own configuration and its own view of every parameter, so that freezing it and reading its
+    attention do not change the given model.
     """
     if isinstance(model, ViTMAEForPreTraining):
         model = model.vit
@@ -254,12 +248,9 @@ def wrap(model: PreTrainedModel) -> Backbone:
     family = FAMILIES.get(str(kind))
     head = family.heads.get(name) if family else None
     if family is None or not (head or type(model) is family.encoder):
-        known = [
-            each for entry in FAMILIES.values() for each in (entry.encoder.__name__, *entry.heads)
-        ]
+        supported = [title for entry in FAMILIES.values() for title in (entry.encoder.__name__, *entry.heads)]
         raise BackboneError(
-            f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(known))}, "
-            "ViTMAEModel."
+            f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(supported))}, ViTMAEModel."
         )
     patch, size = square_patch(model.config), square(model.config.image_size)
     settings = Preprocessing(shorter_side(size), size // patch * patch, DEFAULT_MEAN, DEFAULT_STD)
@@ -267,20 +258,16 @@ def wrap(model: PreTrainedModel) -> Backbone:
 
 
 def shared_copy(module: Module) -> Module:
-    """A copy that shares the weights and may be frozen, moved or converted by itself."""
+    """A copy that shares the weights but can be frozen, moved or converted without changing the original."""
     shared: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
-        for parameter in module.parameters()
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
     }
     shared |= {id(buffer): buffer for buffer in module.buffers()}
     return deepcopy(module, shared)
 
 
 def _unmasked(model: ViTMAEModel) -> Any:
-    """transformers' MAE model drops patches at random; its weights in a plain ViT keep them all."""
+    """A plain ViT with the weights of transformers' MAE model, which would drop patches at random."""
     plain: Any = ViTModel(plain_vit_config(model.config), add_pooling_layer=False)
     plain.load_state_dict(model.state_dict())
     return plain.to(device=model.device, dtype=model.dtype)
-
-
-AutoModelForImageClassification.register(AcceleratedConfig, Accelerated)

@@ -1,4 +1,4 @@
-"""What a model says of an image, as logits and as a decision, whether it has a head or not."""
+"""Logits and decisions of a model, whether it has a head or not."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from redi.deploy.model import Accelerated
 from redi.probe import image_feature
 
-#: Scale of similarities for a model without a head, as contrastive training has it.
+#: Scale of similarities for a model without a head, as in contrastive training.
 TEMPERATURE = 0.07
 
 Pixels = UInt8[Tensor, "images channels height width"]
@@ -17,24 +17,20 @@ Logits = Float[Tensor, "images classes"]
 
 
 class Readout:
-    """Logits of a head. Without one, similarities to the dense features of some images (the bank):
-    the decision is the nearest of them, or its class where ``labels`` are known."""
+    """The logits of a model's head or, without a head, similarities to the dense features of a bank of images.
 
-    def __init__(
-        self,
-        dense: Accelerated,
-        bank: Pixels,
-        labels: Int[Tensor, " bank"] | None,
-        batch: int,
-    ) -> None:
+    Without a head, the decision is the nearest image of the bank, or its class if ``labels`` are given.
+    """
+
+    def __init__(self, dense: Accelerated, bank: Pixels, labels: Int[Tensor, " bank"] | None, batch: int) -> None:
         self.batch = batch
         self.bank = self.labels = None
         if dense.backbone.head is None:
             self.bank, self.labels = torch.cat(list(self._outputs(dense, bank))), labels
 
     def logits(self, model: Accelerated, pixels: Pixels) -> Logits:
-        found = torch.cat(list(self._outputs(model, pixels)))
-        return found if self.bank is None else found @ self.bank.T / TEMPERATURE
+        outputs = torch.cat(list(self._outputs(model, pixels)))
+        return outputs if self.bank is None else outputs @ self.bank.T / TEMPERATURE
 
     def decide(self, logits: Logits) -> Int[Tensor, " images"]:
         best = logits.argmax(dim=1)
@@ -43,8 +39,8 @@ class Readout:
     @torch.inference_mode()
     def _outputs(self, model: Accelerated, pixels: Pixels) -> Iterator[Tensor]:
         backbone = model.backbone
-        for some in pixels.split(self.batch):
-            output = model(backbone.preprocessing.normalise(some.to(model.device)))
+        for chunk in pixels.split(self.batch):
+            output = model(backbone.preprocessing.normalise(chunk.to(model.device)))
             if backbone.head is not None:
                 yield output.logits.float().cpu()
             else:

@@ -1,4 +1,4 @@
-"""Images to tune with, in parts that share none."""
+"""Images to tune with, in disjoint parts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,26 +8,26 @@ from jaxtyping import Int
 from torch import Tensor
 
 from redi.backbone import Backbone
-from redi.classes import head_classes
 from redi.deploy.readout import Pixels
 from redi.errors import ConfigError, CorpusError
 from redi.images import LabelledImages
-from redi.loader import ViewDataset
-from redi.progress import say, track
-
-#: Fewest images that a part may have.
-FEWEST = 8
+from redi.images.classes import head_classes
+from redi.images.loader import ViewDataset
+from redi.records.tuning import FEWEST
+from redi.run.progress import say, track
 
 
 @dataclass(frozen=True)
 class Part:
+    """Images of one part and their labels, if these can be used."""
+
     pixels: Pixels
-    labels: Int[Tensor, " images"] | None  # classes of the head, or of the folders without one
+    labels: Int[Tensor, " images"] | None  # classes of the head, or of the folders without a head
 
 
 @dataclass(frozen=True)
 class Sample:
-    """``bank`` is what a model without a head finds nearest neighbours in; else it is empty."""
+    """The parts of a sample. A model without a head finds nearest neighbours in ``bank``; with a head it is empty."""
 
     bank: Part
     calibration: Part
@@ -42,15 +42,17 @@ def load_sample(
     class_map: Path | None = None,
     workers: int = 0,
 ) -> Sample:
-    """Reference crops, spread evenly over the data set and dealt out at random; where there are few
-    images, half of them are left to check on."""
+    """Take reference crops that are spread evenly over the data set, and split them into parts at random.
+
+    If there are few images, half of them are kept for the check.
+    """
     total, bank = len(images.labels), calibration if backbone.head is None else 0
-    seen = min(calibration + bank, total // 2)  # not checked on
-    wanted = seen + min(check, total - seen)
-    chosen = [position * total // wanted for position in range(wanted)]
+    seen = min(calibration + bank, total // 2)  # images of the bank and the calibration
+    count = seen + min(check, total - seen)
+    chosen = [position * total // count for position in range(count)]
     pixels, kept = _decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))
-    seen = seen * len(kept) // wanted  # damaged images are missing from every part alike
+    seen = seen * len(kept) // count  # every part loses its share of the damaged images
     bank = seen // 2 if bank else 0
     parts = order.split([bank, seen - bank, len(kept) - seen])
     if min(len(part) for part in parts[1 if not bank else 0 :]) < FEWEST:
@@ -59,25 +61,26 @@ def load_sample(
             f"{(4 if bank else 2) * FEWEST} or more."
         )
     labels = _labels(images, backbone, class_map)
-    known = None if labels is None else labels[torch.tensor(kept)]
-    if known is not None and backbone.head is None:
-        known = _if_known(known, *parts)
-    return Sample(*(Part(pixels[part], None if known is None else known[part]) for part in parts))
+    if labels is not None:
+        labels = labels[torch.tensor(kept)]
+        if backbone.head is None:
+            labels = _usable_labels(labels, *parts)
+    return Sample(*(Part(pixels[part], None if labels is None else labels[part]) for part in parts))
 
 
-def _if_known(
+def _usable_labels(
     labels: Int[Tensor, " images"],
     bank: Int[Tensor, " bank"],
     _calibration: Int[Tensor, " calibration"],
     check: Int[Tensor, " check"],
 ) -> Int[Tensor, " images"] | None:
-    """Labels for nearest neighbours, if those can be right and can be wrong."""
-    known, asked = labels[bank].unique(), labels[check].unique()
-    if len(known) > 1 and torch.isin(asked, known).all():
+    """The labels if the bank has several classes, among them all classes of the check; otherwise None."""
+    in_bank, in_check = labels[bank].unique(), labels[check].unique()
+    if len(in_bank) > 1 and torch.isin(in_check, in_bank).all():
         return labels
     say(
-        f"  labels are not used: nearest neighbours are found among {len(bank)} images of {len(known)} "
-        f"classes, and the images to check on are of {len(asked)}"
+        f"  labels are not used: nearest neighbours come from {len(bank)} images of {len(in_bank)} classes, "
+        f"but the images to check on have {len(in_check)} classes"
     )
     return None
 
@@ -85,25 +88,21 @@ def _if_known(
 def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixels, list[int]]:
     plan = [chosen[start : start + 32] for start in range(0, len(chosen), 32)]
     pixels, kept, skipped = [], [], 0
-    with track("images", len(chosen)) as progress:
+    with track("images", len(chosen)) as advance:
         for batch in dataset.batches(plan, workers):
             pixels.append(batch.pixels[:, 0])
             kept += batch.indices
             skipped += len(batch.skipped)
-            progress.advance(len(batch.indices) + len(batch.skipped))
+            advance(len(batch.indices) + len(batch.skipped))
     if skipped:
         say(f"  {skipped} images cannot be decoded and are left out")
     if len(kept) < 0.9 * len(chosen):
-        raise CorpusError(
-            f"{skipped} of {len(chosen)} images of {dataset.images.name} are damaged."
-        )
+        raise CorpusError(f"{skipped} of {len(chosen)} images of {dataset.images.name} are damaged, more than 10 %.")
     return torch.cat(pixels), kept
 
 
-def _labels(
-    images: LabelledImages, backbone: Backbone, class_map: Path | None
-) -> Int[Tensor, " images"] | None:
-    """In the head's numbering, or the folders' without a head; None where there are none to use."""
+def _labels(images: LabelledImages, backbone: Backbone, class_map: Path | None) -> Int[Tensor, " images"] | None:
+    """Labels in the numbering of the head or, without a head, of the folders; None if they cannot be used."""
     if not images.class_names:
         return None
     labels = torch.tensor(images.labels)

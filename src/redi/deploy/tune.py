@@ -1,151 +1,71 @@
-"""``redi tune``: the cheapest setting whose measured loss stays inside what the user allows.
+"""``redi tune``: the cheapest setting whose measured loss is within what the user allows.
 
-The schedule is calibrated on some images, without their labels. What is reported comes from others,
-on which the cost is chosen too. Speed is measured on this machine, dense and accelerated calls in turn.
+The schedule is calibrated on one part of the images, without labels. The other part gives the reported numbers and
+decides the cost. Speed is measured on this machine, with dense and accelerated calls in turn.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from redi import artifacts
 from redi.backbone import Backbone, load_backbone
-from redi.bench.measure import Call, Spread, affordable, interleave, once, spread, wait_for
-from redi.deploy.calibrate import CALIBRATION_COST, Calibration, calibrate
+from redi.deploy.calibrate import CALIBRATION_COST, calibrate
 from redi.deploy.model import Accelerated, shared_copy
 from redi.deploy.readout import Logits, Readout
-from redi.deploy.sample import FEWEST, Part, load_sample
-from redi.deploy.setting import Setting
-from redi.distributed import choose_device
-from redi.environment import environment, threads
+from redi.deploy.sample import Part, load_sample
 from redi.errors import ConfigError
 from redi.images import open_pictures
-from redi.progress import say
+from redi.records.setting import Setting
+from redi.records.timing import Spread
+from redi.records.tuning import COSTS, Point, TuneConfig, Tuned
+from redi.run.distributed import choose_device
+from redi.run.environment import environment, threads
+from redi.run.progress import say
+from redi.speed.measure import Call, affordable, interleave, once, spread, wait_for
 from redi.statistics import agreement, divergence, paired_bootstrap, wilson
-
-COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    backbone: str
-    images: str
-    max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
-    costs: tuple[float, ...] = ()  # empty: those of COSTS that the backbone reaches
-    size: int = 0  # side of the input in pixels; 0: the backbone's usual one
-    calibration: int = 192  # images to calibrate the schedule on
-    check: int = 1000  # images to check on, at most
-    class_map: str = ""
-    batch: int = 8  # images a call, timed or not
-    repeats: int = 15
-    limit: float = 10.0  # seconds of timing a setting
-    device: str = "auto"
-    workers: int = 2
-    threads: int = 0
-
-    def checked(self) -> "TuneConfig":
-        if not self.max_drop >= 0:
-            raise ConfigError(
-                f"--max-drop is a number of points, 0 or more, not {self.max_drop:g}."
-            )
-        if any(not 0 < cost < 1 for cost in self.costs):
-            raise ConfigError("A --cost lies between 0 and 1, which is dense.")
-        if min(self.batch, self.repeats) < 1 or min(self.workers, self.threads) < 0:
-            raise ConfigError("Batch and repeats are at least 1, workers and threads at least 0.")
-        if min(self.calibration, self.check) < FEWEST:
-            raise ConfigError(f"Calibrate and check on at least {FEWEST} images each.")
-        return replace(self, costs=tuple(sorted(set(self.costs))))
-
-
-@dataclass(frozen=True)
-class Point:
-    """One setting, checked on images that it was not calibrated on."""
-
-    cost: float  # of the blocks and the reducer, relative to dense
-    schedule: tuple[int, ...]
-    speedup: Spread  # quartiles of dense / accelerated, repeat by repeat
-    accuracy: float | None  # percent, where there are labels
-    agreement: float  # percent of images with dense's decision
-    agreement_interval: tuple[float, float]  # 95 %
-    divergence: float  # mean KL divergence from dense, nats
-    drop: float  # points lost: of accuracy with labels, else of agreement
-    drop_interval: tuple[float, float]  # 95 %
-
-
-@dataclass(frozen=True)
-class Tuned:
-    points: list[Point]
-    chosen: int | None  # place in the points; None: stay with dense
-    setting: Setting  # the calibrated schedule, at the chosen cost where there is one
-    calibration: Calibration
-    dense_accuracy: float | None
-    images: int  # that were checked on
-    environment: dict[str, Any]
-
-    @property
-    def measure(self) -> str:
-        return "agreement" if self.dense_accuracy is None else "accuracy"
-
-    def write(self, folder: Path) -> list[Path]:
-        """The record, and the setting where one is recommended."""
-        artifacts.write_text(folder / "tune.json", json.dumps(asdict(self), indent=1) + "\n")
-        if self.chosen is None:
-            (folder / "setting.json").unlink(missing_ok=True)  # of an earlier call
-            return [folder / "tune.json"]
-        self.setting.save(folder / "setting.json")
-        return [folder / "tune.json", folder / "setting.json"]
 
 
 def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
-    """Calibrate, check, measure speed, choose. ``backbone`` takes the place of the one named."""
+    """Calibrate, check, measure speed and choose. ``backbone`` replaces the one in the configuration."""
     config = config.checked()
     device = choose_device(config.device)
     backbone = shared_copy(backbone) if backbone else load_backbone(config.backbone)
     backbone = (backbone.at_size(config.size) if config.size else backbone).to(device)
-    for cost in config.costs:  # one that cannot be reached is refused before the work
+    for cost in config.costs:  # raises before the work if a cost cannot be reached
         Accelerated(backbone, Setting(cost))
     with threads(config.threads):
         return _tune(config, backbone)
 
 
 def _tune(config: TuneConfig, backbone: Backbone) -> Tuned:
-    sample = load_sample(
-        open_pictures(config.images),
-        backbone,
-        config.calibration,
-        config.check,
-        Path(config.class_map) if config.class_map else None,
-        config.workers,
-    )
+    images = open_pictures(config.images)
+    class_map = Path(config.class_map) if config.class_map else None
+    sample = load_sample(images, backbone, config.calibration, config.check, class_map, config.workers)
     dense = Accelerated(backbone, Setting(cost=1.0))
     readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
-    wanted = readout.logits(dense, sample.check.pixels)
+    dense_logits = readout.logits(dense, sample.check.pixels)
     costs = [model.setting.cost for model in _models(backbone, Setting(), config.costs or COSTS)]
     if not costs:
-        raise ConfigError(
-            f"This backbone is too small to save anything: costs {COSTS} are too low."
-        )
-    at = min(costs, key=lambda cost: abs(cost - CALIBRATION_COST))
-    found = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, wanted, at)
-    setting = Setting(shares=found.shape.shares(backbone.depth))
+        raise ConfigError(f"This backbone is too small to accelerate: it reaches none of the costs {COSTS}.")
+    nearest = min(costs, key=lambda cost: abs(cost - CALIBRATION_COST))
+    calibration = calibrate(dense, readout, sample.calibration.pixels, sample.check.pixels, dense_logits, nearest)
+    setting = Setting(shares=calibration.shape.shares(backbone.depth))
     models = list(_models(backbone, setting, costs))
     outputs = []
     for model in models:
-        say(f"  checking cost {model.setting.cost:.2f} on {len(wanted)} images")
+        say(f"  checking cost {model.setting.cost:.2f} on {len(dense_logits)} images")
         outputs.append(readout.logits(model, sample.check.pixels))
     say(f"  timing {len(models)} settings, batch {config.batch}")
-    repeated = torch.arange(config.batch) % len(wanted)
-    timed = backbone.preprocessing.normalise(sample.check.pixels[repeated].to(backbone.device))
-    speeds = measure_speed(backbone, models, timed, config.repeats, config.limit)
+    positions = torch.arange(config.batch) % len(dense_logits)
+    pixels = backbone.preprocessing.normalise(sample.check.pixels[positions].to(backbone.device))
+    speeds = measure_speed(backbone, models, pixels, config.repeats, config.limit)
     points = [
-        _point(model, readout, logits, wanted, sample.check, speed)
+        _point(model, readout, logits, dense_logits, sample.check, speed)
         for model, logits, speed in zip(models, outputs, speeds, strict=True)
     ]
     chosen = recommend(points, config.max_drop)
@@ -153,9 +73,10 @@ def _tune(config: TuneConfig, backbone: Backbone) -> Tuned:
         setting = models[chosen].setting
     accuracy = None
     if sample.check.labels is not None:
-        accuracy = agreement(readout.decide(wanted), sample.check.labels)
-    surroundings = {**environment(backbone.device), "config": asdict(config)}
-    return Tuned(points, chosen, setting, found, accuracy, len(wanted), surroundings)
+        accuracy = agreement(readout.decide(dense_logits), sample.check.labels)
+    return Tuned(
+        points, chosen, setting, calibration, accuracy, len(dense_logits), config, environment(backbone.device)
+    )
 
 
 def _models(backbone: Backbone, setting: Setting, costs: Sequence[float]) -> Iterator[Accelerated]:
@@ -167,36 +88,30 @@ def _models(backbone: Backbone, setting: Setting, costs: Sequence[float]) -> Ite
 
 
 def recommend(points: Sequence[Point], max_drop: float) -> int | None:
-    """The cheapest whose measured loss is allowed and which was faster than dense in three of four
-    repeats at least."""
-    fit = [k for k, one in enumerate(points) if one.drop <= max_drop and one.speedup.low > 1]
-    return min(fit, key=lambda k: points[k].cost, default=None)
+    """The cheapest point with an allowed loss that beats dense in at least three of four repeats."""
+    allowed = [k for k, point in enumerate(points) if point.drop <= max_drop and point.speedup.low > 1]
+    return min(allowed, key=lambda k: points[k].cost, default=None)
 
 
 def _point(
-    model: Accelerated,
-    readout: Readout,
-    logits: Logits,
-    wanted: Logits,
-    check: Part,
-    speed: Spread,
+    model: Accelerated, readout: Readout, logits: Logits, dense_logits: Logits, check: Part, speed: Spread
 ) -> Point:
-    found, dense = readout.decide(logits), readout.decide(wanted)
-    same = int((found == dense).sum())
-    low, high = wilson(same, len(found))
-    accuracy, drop, interval = None, 100 - 100 * same / len(found), (100 - high, 100 - low)
+    reduced, dense = readout.decide(logits), readout.decide(dense_logits)
+    same = int((reduced == dense).sum())
+    low, high = wilson(same, len(reduced))
+    accuracy, drop, interval = None, 100 - 100 * same / len(reduced), (100 - high, 100 - low)
     if check.labels is not None:
-        accuracy = agreement(found, check.labels)
-        lost = paired_bootstrap(dense == check.labels, found == check.labels)
+        accuracy = agreement(reduced, check.labels)
+        lost = paired_bootstrap(dense == check.labels, reduced == check.labels)
         drop, interval = lost.delta, lost.interval
     return Point(
         cost=model.cost(),
         schedule=model.schedule(model.grid),
         speedup=speed,
         accuracy=accuracy,
-        agreement=100 * same / len(found),
+        agreement=100 * same / len(reduced),
         agreement_interval=(low, high),
-        divergence=divergence(wanted, logits).mean().item(),
+        divergence=divergence(dense_logits, logits).mean().item(),
         drop=drop,
         drop_interval=interval,
     )
@@ -210,24 +125,19 @@ def measure_speed(
     repeats: int,
     limit: float,
 ) -> list[Spread]:
-    """How many times faster than the backbone's own dense pass, calls taking turns."""
+    """The speed-up of each model over the backbone's own dense pass, with the calls in turn."""
 
     def dense() -> Tensor:
-        hidden = backbone.final_norm(backbone.encode(backbone.embed(pixels)))
-        if backbone.head is None:
-            return hidden
-        return backbone.head.classify(backbone.model, hidden, backbone.prefix)
+        hidden = backbone.encode(backbone.embed(pixels))
+        return backbone.final_norm(hidden) if backbone.head is None else backbone.classify(hidden)
 
-    calls: dict[int, Call] = {
-        -1: dense,
-        **{k: partial(model, pixels) for k, model in enumerate(models)},
-    }
+    calls: dict[int, Call] = {-1: dense, **{k: partial(model, pixels) for k, model in enumerate(models)}}
     synchronise = wait_for(pixels.device)
     for call in calls.values():
         once(call, synchronise=synchronise)
     warm = [once(call, synchronise=synchronise) for call in calls.values()]
     seconds = interleave(calls, affordable(repeats, limit, warm), synchronise=synchronise)
     return [
-        spread([there / here for there, here in zip(seconds[-1], seconds[k], strict=True)])
+        spread([reference / own for reference, own in zip(seconds[-1], seconds[k], strict=True)])
         for k in range(len(models))
     ]

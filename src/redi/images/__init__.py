@@ -1,12 +1,16 @@
-"""Labelled images: a folder, a Hugging Face dataset or webdataset shards, decoded to upright RGB."""
+"""Labelled images: sources, decoding and preprocessing for a backbone."""
 
 from redi.images.decode import MAX_PIXELS, load_image, to_rgb
-from redi.images.sources import FolderImages, LabelledImages, open_images, open_pictures, relabel
+from redi.images.folders import FolderImages
+from redi.images.labelled import LabelledImages, relabel
+from redi.images.preprocessing import Preprocessing
+from redi.images.sources import open_images, open_pictures
 
 __all__ = [
     "MAX_PIXELS",
     "FolderImages",
     "LabelledImages",
+    "Preprocessing",
     "load_image",
     "open_images",
     "open_pictures",

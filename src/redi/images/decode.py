@@ -1,4 +1,4 @@
-"""Decoding: whatever the file's mode or orientation, an upright RGB picture comes out."""
+"""Decoding of image files of any mode and orientation to upright RGB pictures."""
 
 import warnings
 from io import BytesIO
@@ -15,14 +15,14 @@ MAX_PIXELS = 89_478_485
 def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image:
     """Decode a file, or its content, to upright RGB.
 
-    Greyscale, palette, CMYK and 16-bit pictures are converted, transparency is dropped, EXIF
-    orientation is applied, and of an animation the first frame is taken. Anything that cannot be
-    decoded whole raises :class:`ImageError` with the file's name.
+    Greyscale, palette, CMYK and 16-bit pictures are converted, transparency is dropped, EXIF orientation is
+    applied, and only the first frame of an animation is used. A file that cannot be decoded completely raises an
+    :class:`ImageError` with the file's name.
     """
     name = name or ("The image" if isinstance(file, bytes) else str(file))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # e.g. on corrupt EXIF, which does not matter here
+            warnings.simplefilter("ignore")  # e.g. about corrupt EXIF, which does not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
                 if image.width * image.height > MAX_PIXELS:
@@ -30,9 +30,7 @@ def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image
                 image.load()
                 return to_rgb(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise ImageError(
-            f"{name} has more than {MAX_PIXELS:,} pixels; scale it down before using it."
-        ) from None
+        raise ImageError(f"{name} has more than {MAX_PIXELS:,} pixels; scale it down before using it.") from None
     except FileNotFoundError:
         raise ImageError(f"{name} does not exist.") from None
     except IsADirectoryError:
@@ -41,7 +39,7 @@ def load_image(file: str | Path | bytes, name: str | None = None) -> Image.Image
         raise ImageError(f"{name} is not an image that Pillow can read.") from None
     except ImageError:
         raise
-    except Exception as error:  # decoders raise whatever they like on broken files
+    except Exception as error:  # decoders raise many types of errors on broken files
         raise ImageError(f"{name} cannot be decoded: {error or type(error).__name__}.") from None
 
 
@@ -50,19 +48,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ImageError(f"The image has no pixels: its size is {image.width}x{image.height}.")
     image = ImageOps.exif_transpose(image)
-    sixteen = image.mode.startswith("I;16")
-    if sixteen or image.mode == "I":
-        # convert() would clip values at 255 instead of scaling them. Plain "I" does not say how
-        # many bits are meant: beyond 255 it is sixteen.
+    is_16_bit = image.mode.startswith("I;16")
+    if is_16_bit or image.mode == "I":
+        # convert() would clip values at 255 instead of scaling them. Mode "I" does not say how many bits are used;
+        # a value above 255 means 16.
         image = image.convert("I")
-        scale = 1 / 257 if sixteen or _extrema(image)[1] > 255 else 1
+        scale = 1 / 257 if is_16_bit or _extrema(image)[1] > 255 else 1
         image = image.point(lambda value: value * scale).convert("L")
     elif image.mode == "F":
         _, high = _extrema(image)
         scale = 255.0 if high <= 1 else 1.0
         image = image.point(lambda value: value * scale).convert("L")
     elif image.mode == "P":
-        # Through RGBA, because transparency given as bytes cannot go to RGB directly.
+        # Go through RGBA, because transparency given as bytes cannot be converted to RGB directly.
         image = image.convert("RGBA")
     return image.convert("RGB")
 

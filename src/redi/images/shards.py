@@ -1,7 +1,7 @@
 """Webdataset shards: ``.tar`` files whose members share a key, e.g. ``000123.jpg`` and ``000123.cls``.
 
-Shards in the order of their names, images in the order of their members. The headers are read once
-to know where each image lies; after that an image is one seek and one read. Nothing is extracted.
+Shards are sorted by name, and images keep the order of their members. The headers are read once to locate each
+image; after that, loading an image takes one seek and one read. Nothing is extracted.
 """
 
 import tarfile
@@ -12,35 +12,34 @@ from PIL import Image
 
 from redi.errors import CorpusError, ImageError
 from redi.images.decode import load_image
-from redi.images.sources import SUFFIXES, digest_lines
+from redi.images.labelled import SUFFIXES, digest_lines
 
-#: Largest member that is read, in bytes: a header may claim anything.
+#: Size of the largest member that is read, in bytes. A header may claim any size.
 MAX_MEMBER = 256 * 2**20
 
 
 class ShardImages:
-    """Labels come from ``.cls`` members, a number or a class name. Numbers are class indices; names
-    are sorted by code point."""
+    """Images whose labels are in ``.cls`` members: class indices, or class names sorted by code point."""
 
     def __init__(self, shards: list[Path], name: str) -> None:
         self.name = name
         self.shards = shards
         self.places: list[tuple[int, str, int, int]] = []  # shard, member, offset, size
-        written: list[str] = []
+        texts: list[str] = []  # labels as they are written
         for number, shard in enumerate(shards):
             for image, label in _pairs(shard):
                 self.places.append((number, image.name, image.offset_data, image.size))
-                written.append(label)
-        self._written = written
-        if any(label.isdecimal() and len(label) > 6 for label in written):
-            raise CorpusError(f"{name} has class numbers beyond a million.")
-        if all(label.isdecimal() for label in written):
-            self.labels: list[int] = [int(label) for label in written]
+                texts.append(label)
+        self._texts = texts
+        if any(label.isdecimal() and len(label) > 6 for label in texts):
+            raise CorpusError(f"{name} has class numbers with more than six digits.")
+        if all(label.isdecimal() for label in texts):
+            self.labels: list[int] = [int(label) for label in texts]
             self.class_names: list[str] = [str(k) for k in range(max(self.labels, default=-1) + 1)]
         else:
-            self.class_names = sorted(set(written))
-            place = {label: k for k, label in enumerate(self.class_names)}
-            self.labels = [place[label] for label in written]
+            self.class_names = sorted(set(texts))
+            number_of = {label: k for k, label in enumerate(self.class_names)}
+            self.labels = [number_of[label] for label in texts]
 
     @classmethod
     def from_pattern(cls, pattern: Path) -> "ShardImages":
@@ -50,12 +49,10 @@ class ShardImages:
         return cls(shards, str(pattern))
 
     def load(self, index: int) -> Image.Image:
-        number, member, offset, size = self.places[index]
+        number, _, offset, size = self.places[index]
         name = self.image_name(index)
         if size > MAX_MEMBER:
-            raise ImageError(
-                f"{name} is {size:,} bytes, more than {MAX_MEMBER:,}: {member} is refused."
-            )
+            raise ImageError(f"{name} has {size:,} bytes, more than the {MAX_MEMBER:,} that are allowed.")
         with self.shards[number].open("rb") as file:
             file.seek(offset)
             return load_image(file.read(size), name)
@@ -66,12 +63,12 @@ class ShardImages:
 
     def fingerprint(self) -> str:
         shards = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
-        images = zip(self.places, self._written, strict=True)
+        images = zip(self.places, self._texts, strict=True)
         return digest_lines([*shards, "", *(f"{p[1]} {p[3]} {label}" for p, label in images)])
 
 
 def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
-    """(image member, label) of every key of a shard, in the order of the images."""
+    """The image member and the label of every key of a shard, in the order of the images."""
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:

@@ -1,31 +1,38 @@
-"""Token reduction: patch tokens in, fewer of them out.
+"""Token reduction: functions that replace the patch tokens by fewer tokens.
 
-``reduce`` is the paper's fixed keep / merge / compress operator. Peers come in two kinds, each with
-one signature and one table: ``ONE_SHOT`` (a score a patch, once) and ``PROGRESSIVE`` (in every
-block, between attention and MLP). ``unreduce`` spreads a shorter sequence back onto the patch grid.
+``reduce`` is the paper's fixed keep / merge / compress operator. There are two kinds of :class:`Reducer`, each with
+one signature and one table. ``ONE_SHOT`` reducers shorten the sequence once, by a score per patch. ``PROGRESSIVE``
+reducers shorten it in every block, between attention and MLP. ``unreduce`` restores the full patch grid.
 """
 
-from redi.reduction.budget import Budget
-from redi.reduction.clustering import CLUSTERING, WordMerging
-from redi.reduction.oneshot import ONE_SHOT, OPERATOR, WORD_MERGING, OneShot
+from redi.budget import Budget
+from redi.reduction.clustering import BY_WORD, CLUSTERING, WORD_MERGING, WordMerging
+from redi.reduction.oneshot import BY_SCORE, OPERATOR, OneShot
 from redi.reduction.operator import keep_merge_compress, reduce
 from redi.reduction.peers import PEERS
-from redi.reduction.progressive import Inside, Progressive, Schedule
+from redi.reduction.progressive import Inside, Progressive
 from redi.reduction.protected import OURS
+from redi.reduction.reducer import Extent, Reducer, Schedule
 from redi.reduction.result import DROPPED, Reduction, unreduce
 
+ONE_SHOT: dict[str, OneShot] = {**BY_SCORE, **BY_WORD}
 PROGRESSIVE: dict[str, Progressive] = {**OURS, **PEERS, **CLUSTERING}
+#: Every reducer of the package by name.
+REDUCERS: dict[str, Reducer] = {**ONE_SHOT, **PROGRESSIVE}
 
 __all__ = [
     "DROPPED",
     "ONE_SHOT",
     "OPERATOR",
     "PROGRESSIVE",
+    "REDUCERS",
     "WORD_MERGING",
     "Budget",
+    "Extent",
     "Inside",
     "OneShot",
     "Progressive",
+    "Reducer",
     "Reduction",
     "Schedule",
     "WordMerging",

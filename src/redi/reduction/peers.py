@@ -1,7 +1,7 @@
-"""The peers' progressive reducers, from their papers' descriptions.
+"""Progressive reducers of other papers, written from their descriptions.
 
-None needs training to run, but EViT was published with fine-tuning, so its row is what the frozen
-model makes of it. Each is checked against a loop written from its paper's equations.
+None needs training to run. EViT was published with fine-tuning; here it runs on the frozen model. The tests compare
+each with a loop written from the equations of its paper.
 """
 
 import torch
@@ -15,10 +15,10 @@ from redi.reduction.schedule import constant, ratio, thrice
 def tome(inside: Inside, count: int) -> Reduction:
     """Token merging (Bolya et al., ICLR 2023): bipartite soft matching.
 
-    Tokens go alternately into two sets. Every token of A proposes an edge to its most similar token
-    of B (cosine of mean keys); the most similar edges are merged, size-weighted. Counting from a CLS
-    token that is in A and never merges, A holds the second, fourth, ... patch. The output is the rest
-    of A, then B, in order, and the next block alternates over that.
+    Tokens go alternately into two sets, A and B. Every token of A proposes an edge to its most similar token of B
+    (cosine of mean keys). The most similar edges are merged, size-weighted. The alternation starts with CLS, which
+    is in A and never merges, so A holds the second, fourth, ... patch. The output is the rest of A, then B, in
+    order; the next block alternates over this output.
     """
     n = inside.patches.shape[1]
     remove = n - count
@@ -31,23 +31,24 @@ def tome(inside: Inside, count: int) -> Reduction:
     return merge_pairs(inside, 2 * rest + 1, targets, 2 * merged + 1, destination.gather(1, merged))
 
 
-#: PiToMe's margin falls from here to zero over the depth, and its alpha below the margin.
+#: PiToMe's margin m in the first block; it falls to zero over the depth.
 PITOME_MARGIN = 0.9
+#: PiToMe's alpha, for similarities below the margin.
 PITOME_ALPHA = 1.0
 
 
 def pitome(inside: Inside, count: int) -> Reduction:
     """PiToMe (Tran et al., NeurIPS 2024): merge within large groups of similar tokens, protect the rest.
 
-    Energy of a token: the mean over all tokens of f(cos(k_i, k_j)), f(x) = x from the margin m on and
-    alpha (exp(x - m) - 1) below it, m = 0.9 - 0.9 l / L. The 2r tokens of highest energy, best first,
-    go alternately into A and B; each of A merges into its most similar one of B, size-weighted.
+    The energy of a token is the mean over all tokens of f(cos(k_i, k_j)), with f(x) = x if x >= m and
+    alpha (exp(x - m) - 1) otherwise, m = 0.9 - 0.9 l / L. The 2r tokens of highest energy, highest first, go
+    alternately into A and B. Each token of A merges into its most similar token of B, size-weighted.
     """
     n = inside.patches.shape[1]
     remove = n - count
     keys = normalize(inside.keys, dim=-1)
     similarity = keys @ keys.transpose(1, 2)
-    similarity.diagonal(dim1=1, dim2=2).fill_(1)  # the same for all, whatever rounding says
+    similarity.diagonal(dim1=1, dim2=2).fill_(1)  # equal for all tokens in spite of rounding
     margin = PITOME_MARGIN * (1 - inside.block / inside.depth)
     far = PITOME_ALPHA * ((similarity - margin).exp() - 1)
     energy = torch.where(similarity >= margin, similarity, far).mean(dim=2)
@@ -60,10 +61,10 @@ def pitome(inside: Inside, count: int) -> Reduction:
 
 
 def evit(inside: Inside, count: int) -> Reduction:
-    """EViT (Liang et al., ICLR 2022): keep the tokens CLS attends to, fuse the rest into one.
+    """EViT (Liang et al., ICLR 2022): keep the tokens that CLS attends to most, fuse the rest into one token.
 
-    The fused token is the sum of the rest weighted by its CLS attention, as in the paper: the weights
-    do not add up to one. It stands last and competes like any other token later on.
+    The fused token is the sum of the rest, weighted by CLS attention. As in the paper, the weights do not add up to
+    one. The fused token comes last, and later blocks treat it like any other token.
     """
     n = inside.patches.shape[1]
     relevance = inside.relevance
@@ -80,7 +81,7 @@ def evit(inside: Inside, count: int) -> Reduction:
     )
 
 
-#: Matching is between two halves; merging is the product with the assignment matrix.
+#: The peers' reducers by name. ToMe matches two halves; merging is a product with the assignment matrix.
 PEERS: dict[str, Progressive] = {
     "tome": Progressive(
         tome,
@@ -94,9 +95,7 @@ PEERS: dict[str, Progressive] = {
         pitome,
         ratio,
         halving=True,
-        products=lambda before, after, width, head_dim: (
-            before * before * head_dim + (before - after) ** 2 * width
-        ),
+        products=lambda before, after, width, head_dim: before * before * head_dim + (before - after) ** 2 * width,
     ),
     "evit": Progressive(
         evit,

@@ -1,4 +1,4 @@
-"""What every reducer gives back, and what can be done with it."""
+"""The result of every reducer, and the functions that make and undo it."""
 
 from typing import NamedTuple
 
@@ -9,50 +9,46 @@ from torch import Tensor
 from redi.checks import require_axes, require_integers
 from redi.errors import InvalidInput
 
-#: In ``Reduction.source``: the patch was dropped and went into no token.
+#: Value in ``Reduction.source`` of a patch that went into no token.
 DROPPED = -1
 
 
 class Reduction(NamedTuple):
-    """A shortened sequence and where everything went (prefix tokens are not counted)."""
+    """A shortened sequence and the token that each patch went into; prefix tokens are not counted."""
 
     tokens: Float[Tensor, "batch reduced dim"]
-    #: Index of the given patch whose position each output token carries.
+    #: Index of the input patch whose position each output token has.
     positions: Int[Tensor, "batch reduced"]
-    #: Output token that each patch went into; DROPPED where a reducer throws it away.
+    #: Index of the output token that each patch went into; DROPPED if it went into none.
     source: Int[Tensor, "batch patches"]
 
 
 def unreduce(
     tokens: Float[Tensor, "batch reduced dim"], source: Int[Tensor, "batch patches"]
 ) -> Float[Tensor, "batch patches dim"]:
-    """Spread reduced tokens back onto the full grid: every patch gets the token it went into, and
-    zero where it was dropped."""
+    """Spread reduced tokens back onto the full grid: each patch gets the token it went into, or zero if dropped."""
     require_axes(tokens, "batch reduced dim", "Tokens")
     require_axes(source, "batch patches", "Source")
     if len(tokens) != len(source):
-        raise InvalidInput(f"There are tokens of {len(tokens)} images, sources of {len(source)}.")
+        raise InvalidInput(f"There are tokens of {len(tokens)} images, but sources of {len(source)}.")
     require_integers(source, "Sources")
     source = source.long()
     if int(source.min()) < DROPPED or int(source.max()) >= tokens.shape[1]:
         raise InvalidInput(
-            f"Sources lie in {DROPPED} to {tokens.shape[1] - 1} and do not count prefix tokens, but "
-            f"reach from {int(source.min())} to {int(source.max())}."
+            f"Sources do not count prefix tokens and must lie in {DROPPED}..{tokens.shape[1] - 1}, but range from "
+            f"{int(source.min())} to {int(source.max())}."
         )
-    spread = take(tokens, source.clamp(min=0))
-    return torch.where(source[..., None] == DROPPED, 0, spread)
+    return torch.where(source[..., None] == DROPPED, 0, take(tokens, source.clamp(min=0)))
 
 
 def take(
     patches: Float[Tensor, "batch patches dim"], index: Int[Tensor, "batch taken"]
 ) -> Float[Tensor, "batch taken dim"]:
-    """The patches that each image's row of ``index`` names, in its order."""
+    """The patches at the indices ``index`` of each image."""
     return patches.gather(1, index[..., None].expand(-1, -1, patches.shape[-1]))
 
 
 def places(index: Int[Tensor, "batch taken"], patches: int) -> Int[Tensor, "batch patches"]:
-    """A ``source`` where each taken patch is the token of its own place and the rest is dropped."""
+    """A ``source`` in which patch ``index[k]`` went into token k and all other patches are dropped."""
     source = torch.full((len(index), patches), DROPPED, dtype=torch.int64, device=index.device)
-    return source.scatter(
-        1, index, torch.arange(index.shape[1], device=index.device).expand_as(index)
-    )
+    return source.scatter(1, index, torch.arange(index.shape[1], device=index.device).expand_as(index))

@@ -1,1 +1,1 @@
-"""Tables, figures and the explorer: they read records, never models."""
+"""Tables, figures and the report's page. They read records and never run a model."""

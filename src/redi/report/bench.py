@@ -1,9 +1,9 @@
-"""Measured speed as tables: one for each batch, precision and mode."""
+"""Measured speed as tables, one per batch, precision and mode."""
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from redi.bench.records import BenchResult, Overhead, Timing
+from redi.records.timing import BenchResult, Overhead, Timing
 from redi.report.sheets import plain_table
 
 PRECISION = {"fp32": "FP32", "bf16": "BF16"}
@@ -15,8 +15,7 @@ def print_bench(result: BenchResult, console: Console | None = None) -> None:
     environment = result.environment
     console.print(
         f"{environment['backbone']}, {environment['input']} px, on {environment['processor']} "
-        f"({environment['device']}, {environment['threads']} threads), torch "
-        f"{environment['torch']}.\n",
+        f"({environment['device']}, {environment['threads']} threads), torch {environment['torch']}.\n",
         markup=False,
         highlight=False,
     )
@@ -30,9 +29,9 @@ def print_bench(result: BenchResult, console: Console | None = None) -> None:
 
 
 def timing_table(rows: list[Timing]) -> RenderableType:
-    """One batch, precision and mode: medians and, in parentheses, quartiles.
+    """The table of one batch, precision and mode: medians and, in parentheses, quartiles.
 
-    Below stand how long compiling took and what could not be measured, with the reason.
+    The lines below the table say how long compiling took, and what could not be measured and why.
     """
     first = rows[0]
     title = f"Batch {first.batch}, {PRECISION[first.dtype]}, {MODE[first.mode]}"
@@ -62,25 +61,18 @@ def timing_table(rows: list[Timing]) -> RenderableType:
     below = [f"Not measured: {', '.join(names)}, {note}" for note, names in reasons.items()]
     times = [(_name(row), row.compile_seconds) for row in measured if row.compile_seconds]
     if times:
-        below.append(
-            "Compiling, s: " + ", ".join(f"{name} {_number(taken)}" for name, taken in times)
-        )
+        below.append("Compiling, s: " + ", ".join(f"{name} {_number(seconds)}" for name, seconds in times))
     return Group(table, *map(Text, below), "")
 
 
 def overhead_table(overheads: list[Overhead]) -> RenderableType:
     table = plain_table(
-        "The operator over Top-K pruning, % of its time",
+        "Overhead of the operator over Top-K pruning, % of its time",
         ("Batch", "Precision", "Mode", "Overhead", "Quartiles"),
     )
     for row in overheads:
-        table.add_row(
-            str(row.batch),
-            PRECISION[row.dtype],
-            MODE[row.mode],
-            f"{row.percent:+.2f}",
-            f"{row.low:+.2f} {row.high:+.2f}",
-        )
+        quartiles = f"{row.low:+.2f} {row.high:+.2f}"
+        table.add_row(str(row.batch), PRECISION[row.dtype], MODE[row.mode], f"{row.percent:+.2f}", quartiles)
     return Group(table, "")
 
 
@@ -88,16 +80,14 @@ def _name(row: Timing) -> str:
     return f"{row.row} with scoring" if row.scoring else row.row
 
 
-def _quartiles(
-    median: float | None, low: float | None, high: float | None, scale: float = 1
-) -> str:
+def _quartiles(median: float | None, low: float | None, high: float | None, scale: float = 1) -> str:
     if median is None or low is None or high is None:
         return ""
     return f"{_number(median * scale)} ({_number(low * scale)}-{_number(high * scale)})"
 
 
 def _number(value: float | None) -> str:
-    """Three digits are enough for a measurement."""
+    """Format with three digits, which are enough for a measurement."""
     if value is None:
         return ""
     if isinstance(value, int) or value >= 100:

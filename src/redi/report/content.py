@@ -1,50 +1,53 @@
-"""What the report's page holds: records of a run as JSON, arrays as base64. No model is run."""
+"""The data of the report's page: records of a run as JSON, arrays as base64. No model is run."""
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from redi import artifacts
-from redi.evaluate import hits
-from redi.explained import corpus_steps
-from redi.records import Results
-from redi.report.compare import curves_of, line_style
-from redi.report.explorer import Explorer, Packed, telling_image
-from redi.report.tables import TITLES
-from redi.report.words import Figure2, figure2_shares
-from redi.run import MAIN_ROW, SCORES
-from redi.stages.analysis import choose_sample, to_jpeg
-from redi.views import to_bytes
+from redi.evaluate import choose_sample, hits
+from redi.images.jpeg import Packed, from_jpeg, to_jpeg
+from redi.records import artifacts
+from redi.records.explained import corpus_steps
+from redi.records.results import Results
+from redi.report.curves import curves_of, line_style
+from redi.report.explorer import Explorer, telling_image
+from redi.report.figures import Figure2, figure2_shares
+from redi.rows import DENSE, MAIN_ROW, SCORES, Score
 
-#: Characters of images and words beyond which a page shows fewer images than the sample holds.
+#: Number of characters of images and words beyond which a page shows fewer images than the sample holds.
 PAGE_CHARACTERS = 14_000_000
-#: Characters of thumbnails beyond which a word shows fewer of them.
+#: Number of characters of thumbnails beyond which a word shows fewer of them.
 STRIP_CHARACTERS = 5_000_000
-#: Classes named with a word, and words with a class.
+#: Most classes shown per word, and most words shown per class.
 MOST_NAMED = 8
-#: Stands for a patch that a view does not cover, where maps are stored in 8 bits.
+#: Value of a patch that a view does not cover, in maps stored with 8 bits.
 OUTSIDE = 255
 
 
-def content(folder: Path, results: Results, explorer: Explorer) -> dict[str, Any]:
+def content(
+    folder: Path,
+    results: Results,
+    explorer: Explorer,
+    page_characters: int = PAGE_CHARACTERS,
+    strip_characters: int = STRIP_CHARACTERS,
+) -> dict[str, Any]:
+    """The page's data; images and thumbnails are left out beyond the given numbers of characters."""
     classifiers, first = results.classifiers, results.classifiers[0]
-    words = _words(folder, explorer.tfidf)
+    words = _words(folder, explorer.tfidf, strip_characters)
     images = [_image(explorer, number, classifiers) for number in range(len(explorer))]
-    shown = fitting(explorer, images, first, PAGE_CHARACTERS - len(json.dumps(words)))
+    shown = fitting(explorer, images, first, page_characters - len(json.dumps(words)))
     return {
         "grid": explorer.grid,
         "geometry": explorer.geometry,
         "budget": vars(explorer.budget),
         "main": MAIN_ROW,
         "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],
-        "rows": [{"name": row, "title": TITLES[row] + _mark(results, row)} for row in SCORES],
+        "rows": [_score(results, row) for row in SCORES],
         "classifiers": classifiers,
         "classes": explorer.classes,
         "titles": {name: _titles(explorer, name, shown) for name in classifiers},
@@ -56,37 +59,31 @@ def content(folder: Path, results: Results, explorer: Explorer) -> dict[str, Any
         **words,
         "figure2": _figure2(figure2_shares(folder)),
         "curves": [
-            {
-                "classifier": name,
-                "dense": results.row("dense", name).top1,
-                "lines": _lines(results, name),
-            }
+            {"classifier": name, "dense": results.row(DENSE, name).top1, "lines": _lines(results, name)}
             for name in classifiers
             if curves_of(results, name)
         ],
     }
 
 
-def fitting(
-    explorer: Explorer, images: Sequence[Mapping[str, Any]], classifier: str, room: int
-) -> list[int]:
-    """The sample, or as much of it as fits into so many characters, again by what happened."""
+def fitting(explorer: Explorer, images: Sequence[Mapping[str, Any]], classifier: str, room: int) -> list[int]:
+    """Numbers of the images that fit into ``room`` characters: all of the sample, or a choice by outcome."""
     total = sum(len(json.dumps(image)) for image in images)
     if total <= room:
         return list(range(len(images)))
     truth = torch.tensor([explorer.own(classifier, label) for label in explorer.labels])
-    right = [
+    predicted = [
         torch.tensor([explorer.predictions.top5(classifier, row, k)[0] for k in range(len(truth))])
-        for row in ("dense", MAIN_ROW)
+        for row in (DENSE, MAIN_ROW)
     ]
-    dense, reduced = (hits(best, truth)[0] for best in right)
+    dense, reduced = (hits(best, truth)[0] for best in predicted)
     count = max(int(len(images) * room / total), 4)
     return choose_sample(dense, reduced, torch.arange(len(truth)), count)
 
 
 def kinds(explorer: Explorer, classifier: str) -> dict[str, int]:
-    """How many images of the whole run ended how, dense against the main row."""
-    parts = [explorer.predictions.all(classifier, row) for row in ("dense", MAIN_ROW)]
+    """The number of images of the whole run per outcome, dense against the main row."""
+    parts = [explorer.predictions.all(classifier, row) for row in (DENSE, MAIN_ROW)]
     dense, reduced = (hits(part["top5"], part["labels"])[0] for part in parts)
     return {
         "rescued": int((~dense & reduced).sum()),
@@ -96,17 +93,19 @@ def kinds(explorer: Explorer, classifier: str) -> dict[str, int]:
     }
 
 
-def _mark(results: Results, row: str) -> str:
-    labels = results.row(row, results.classifiers[0]).labels
-    return f" [{labels}]" if labels else ""
+def _score(results: Results, name: str) -> dict[str, str]:
+    """A score and the attention score that the page shows beside it."""
+    score = Score.parse(name)
+    attention = score.local if score.local in results.notes.attention_scores else "mass"
+    return {"name": name, "title": results.row(name, results.classifiers[0]).title, "attention": attention}
 
 
 def _titles(explorer: Explorer, classifier: str, shown: Sequence[int]) -> dict[int, str]:
-    """Of the classes that appear in some Top-5, in the classifier's own numbering."""
+    """Titles of the classes in any Top-5 that is shown, in the classifier's own numbering."""
     numbers = {
         place
         for number in shown
-        for row in ("dense", *SCORES)
+        for row in (DENSE, *SCORES)
         for place in explorer.predictions.top5(classifier, row, number)[0]
     }
     return {place: explorer.title(classifier, place) for place in sorted(numbers)}
@@ -121,11 +120,9 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
         classifier: {
             row: [
                 [place, round(logit, 3)]
-                for place, logit in zip(
-                    *explorer.predictions.top5(classifier, row, number), strict=True
-                )
+                for place, logit in zip(*explorer.predictions.top5(classifier, row, number), strict=True)
             ]
-            for row in ("dense", *SCORES)
+            for row in (DENSE, *SCORES)
         }
         for classifier in classifiers
     }
@@ -147,24 +144,23 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
 
 
 def _destinations(explorer: Explorer, number: int, row: str) -> str:
-    """For merged patches the kept patch they go into; for all others themselves."""
+    """The destination of each patch: the kept patch for a merged one, the patch itself for all others."""
     fate = explorer.fate(number, row)
-    going = torch.arange(len(fate.source))
+    destinations = torch.arange(len(fate.source))
     for patch, kept in fate.destinations.items():
-        going[patch] = kept
-    return _short(going)
+        destinations[patch] = kept
+    return _short(destinations)
 
 
-def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
+def _words(folder: Path, tfidf: Mapping[str, Tensor], characters: int) -> dict[str, Any]:
     packed = Packed.read(artifacts.load_named(folder, "analysis/typical")[0])
     table = tfidf["table"]
     strips = [packed[k] for k in range(len(packed))]
-    allowed = STRIP_CHARACTERS / max(4 / 3 * sum(map(len, strips)), 1)
-    with Image.open(BytesIO(strips[0])) as strip:
-        width, side = strip.size
+    allowed = characters / max(4 / 3 * sum(map(len, strips)), 1)
+    side, width = from_jpeg(strips[0]).shape[1:]
     if allowed < 1:
         width = max(int(allowed * width / side), 1) * side
-        strips = [_cut(strip, width) for strip in strips]
+        strips = [to_jpeg(from_jpeg(strip)[:, :, :width]) for strip in strips]
     return {
         "vocabulary": {
             "frequency": tfidf["word_counts"].sum(dim=0).tolist(),
@@ -178,14 +174,8 @@ def _words(folder: Path, tfidf: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _cut(strip: bytes, width: int) -> bytes:
-    """The first thumbnails of a strip."""
-    with Image.open(BytesIO(strip)) as picture:
-        return to_jpeg(to_bytes(picture.crop((0, 0, width, picture.height)).convert("RGB")))
-
-
 def _best(table: Tensor) -> list[list[tuple[int, float]]]:
-    """For each row its highest columns and their values, zeros left out."""
+    """The highest columns of each row with their values, zeros left out."""
     values, places = table.topk(min(MOST_NAMED, table.shape[1]), dim=1)
     return [
         [(place, round(value, 4)) for place, value in zip(*pair, strict=True) if value > 0]
@@ -206,9 +196,7 @@ def _lines(results: Results, classifier: str) -> list[dict[str, Any]]:
         {
             "name": name,
             "style": line_style(rows[0]),
-            "points": [
-                [round(row.cost, 4), row.top1, row.tokens, *row.top1_interval] for row in rows
-            ],
+            "points": [[round(row.cost, 4), row.top1, row.tokens, *row.top1_interval] for row in rows],
         }
         for name, rows in sorted(curves_of(results, classifier).items())
     ]

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from redi import artifacts
-from redi.diagnose import Diagnosis, DiagnosisRow
+from redi.records import artifacts
+from redi.records.diagnosis import Diagnosis, DiagnosisRow
 from redi.report.sheets import Sheet, print_sheet, to_markdown
-from redi.report.tables import ORACLE, TITLES
+from redi.report.tables import ORACLE
+from redi.rows import Score
 
 COLUMNS = (
     "Backbone, classifier, score",
@@ -28,8 +29,8 @@ COLUMNS = (
 WIDE = ("Tokens", "Δ attention", "p attention", "95 % of Δ", "95 % of gain")
 NOTES = (
     "native: the checkpoint's own head. probe: a linear classifier on its dense features.",
-    "Δ: points against dense; gain: REDI against attention alone. p: exact McNemar tests, corrected by "
-    "Holm's method over the rows of the table.",
+    "Δ: points against dense; gain: REDI against attention alone. p: exact McNemar tests, corrected by Holm's method "
+    "over the rows of the table.",
     ORACLE.replace("[gt]", "REDI"),
 )
 
@@ -46,21 +47,18 @@ def publish(folder: Path, diagnosis: Diagnosis, console: Console | None = None) 
 
 def diagnosis_sheet(diagnosis: Diagnosis) -> Sheet:
     data = diagnosis.data
-    counted = (
-        f"{data['train_images']} training and {data['val_images']} validation images of "
-        f"{data['classes']} classes, {data['size']} px, seed {data['seed']}."
+    data_note = (
+        f"{data.train_images} training and {data.val_images} validation images of "
+        f"{data.classes} classes, {data.size} px, seed {data.seed}."
     )
     return Sheet(
-        "Diagnostics across backbones, Top-1, %",
-        COLUMNS,
-        [_cells(row) for row in diagnosis.rows],
-        [counted, *NOTES],
+        "Diagnostics across backbones, Top-1, %", COLUMNS, [_cells(row) for row in diagnosis.rows], [data_note, *NOTES]
     )
 
 
 def _cells(row: DiagnosisRow) -> list[str]:
     return [
-        f"{row.backbone}, {row.classifier}, {TITLES[row.score]}",
+        f"{row.backbone}, {row.classifier}, {Score.parse(row.score).title}",
         f"{row.tokens[0]} → {row.tokens[1]}",
         f"{row.dense:.2f}",
         f"{row.attention:.2f}",

@@ -1,43 +1,24 @@
 """The images of a run's explorer sample, read back from its records. No model is run."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from redi import artifacts
-from redi.classes import class_titles
-from redi.explained import Explained, Fate, Guess, corpus_steps, printable
-from redi.reduction import Budget
-from redi.run import SCORES
-from redi.views import View, stored_views, to_bytes
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Many small files in one tensor of bytes."""
-
-    content: Tensor
-    offsets: list[int]
-
-    @classmethod
-    def read(cls, stored: Mapping[str, Tensor]) -> "Packed":
-        return cls(stored["jpegs"], stored["offsets"].tolist())
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, number: int) -> bytes:
-        return self.content[self.offsets[number] : self.offsets[number + 1]].numpy().tobytes()
+from redi.budget import Budget
+from redi.corpus import TRUE_CLASS
+from redi.images.classes import class_titles
+from redi.images.jpeg import Packed, from_jpeg
+from redi.records import artifacts
+from redi.records.explained import Explained, Fate, Guess, corpus_steps, printable
+from redi.rows import DENSE, SCORES, Score
+from redi.views import View, stored_views
 
 
 class Explorer:
-    """The sample of a run; ``explain(k)`` spells out its image number k."""
+    """The explorer sample of a run. ``explain(k)`` gives every step for image number k of the sample."""
 
     def __init__(self, folder: Path, names: Path | None = None) -> None:
         self.folder = folder
@@ -65,17 +46,15 @@ class Explorer:
 
     def fate(self, number: int, row: str) -> Fate:
         kept, _, _ = self.budget.counts(self.grid[0] * self.grid[1])
-        source, positions = (
-            self.stored[f"{part}/{row}"][number].long() for part in ("source", "positions")
-        )
+        source, positions = (self.stored[f"{part}/{row}"][number].long() for part in ("source", "positions"))
         return Fate(source, positions, kept)
 
     def own(self, classifier: str, label: int) -> int:
-        """A class in a classifier's own numbering."""
+        """The number of a class of the data in a classifier's own numbering."""
         return label if classifier == "probe" else self.columns[label]
 
     def title(self, classifier: str, number: int) -> str:
-        """Of a class in a classifier's own numbering."""
+        """The title of a class that is given in a classifier's own numbering."""
         if classifier == "probe":
             return self.classes[number]
         label = self._label_of.get(number)
@@ -83,24 +62,18 @@ class Explorer:
 
     def guesses(self, number: int, classifier: str, row: str) -> list[Guess]:
         best, logits = self.predictions.top5(classifier, row, number)
-        return [
-            Guess(self.title(classifier, place), logit)
-            for place, logit in zip(best, logits, strict=True)
-        ]
+        return [Guess(self.title(classifier, place), logit) for place, logit in zip(best, logits, strict=True)]
 
     def explain(self, number: int, classifier: str) -> Explained:
         label, views = self.labels[number], self.views(number)
         words = self.stored["words"][number].long()
         lookups, aligned, valid = corpus_steps(self.tfidf["table"][label], words, views)
         count = len(views)
-        crops = [
-            to_bytes(Image.open(BytesIO(self.crops[count * number + k])).convert("RGB"))
-            for k in range(count)
-        ]
+        crops = [from_jpeg(self.crops[count * number + k]) for k in range(count)]
         return Explained(
             name=self.names[number],
             looked_up=self.classes[label],
-            labels="gt",
+            label_source=TRUE_CLASS,
             grid=self.grid,
             budget=self.budget,
             crops=torch.stack(crops),
@@ -111,43 +84,43 @@ class Explorer:
             valid=valid,
             scores={row: self.stored[f"scores/{row}"][number].float() for row in SCORES},
             fates={row: self.fate(number, row) for row in SCORES},
-            guesses={row: self.guesses(number, classifier, row) for row in ("dense", *SCORES)},
+            guesses={row: self.guesses(number, classifier, row) for row in (DENSE, *SCORES)},
         )
 
 
 class Predictions:
-    """Top-5 of the sample's images, and how all images of the run ended, by classifier and row."""
+    """Predictions by classifier and row: the Top-5 of the sample's images, and those of all images."""
 
     def __init__(self, folder: Path, indices: Sequence[int]) -> None:
         self.folder = folder
         self.indices = indices
-        self._known: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._loaded: dict[tuple[str, str], dict[str, Tensor]] = {}
         self._places: dict[tuple[str, str], dict[int, int]] = {}
 
     def all(self, classifier: str, row: str) -> dict[str, Tensor]:
-        if (classifier, row) not in self._known:
-            found, _ = artifacts.load_named(self.folder, f"predictions/{classifier}/{row}")
-            self._known[classifier, row] = found
-            order = {index: place for place, index in enumerate(found["indices"].tolist())}
+        if (classifier, row) not in self._loaded:
+            stored, _ = artifacts.load_named(self.folder, f"predictions/{classifier}/{row}")
+            self._loaded[classifier, row] = stored
+            order = {index: place for place, index in enumerate(stored["indices"].tolist())}
             self._places[classifier, row] = order
-        return self._known[classifier, row]
+        return self._loaded[classifier, row]
 
     def top5(self, classifier: str, row: str, number: int) -> tuple[list[int], list[float]]:
-        found = self.all(classifier, row)
+        stored = self.all(classifier, row)
         place = self._places[classifier, row][self.indices[number]]
-        return found["top5"][place].tolist(), found["logits"][place].tolist()
+        return stored["top5"][place].tolist(), stored["logits"][place].tolist()
 
 
 def telling_image(explorer: Explorer, classifier: str, row: str, among: Sequence[int]) -> int:
-    """A rescued image, or one that stays right, whose product differs most from either factor, and
-    whose attention is not all on a few patches, which would leave little to see."""
-    attention = row.removeprefix("redi_")
+    """The most telling image: predicted correctly, preferably rescued, with a product unlike either factor.
+
+    Its attention should not lie on a few patches alone, because that leaves little to see.
+    """
+    attention = Score.parse(row).local
     best, chosen = -1.0, among[0]
     for number in among:
         own = explorer.own(classifier, explorer.labels[number])
-        dense, reduced = (
-            explorer.predictions.top5(classifier, name, number)[0][0] for name in ("dense", row)
-        )
+        dense, reduced = (explorer.predictions.top5(classifier, name, number)[0][0] for name in (DENSE, row))
         rescue = float(dense != own)
         kept = [_kept(explorer, number, name) for name in (row, "tfidf", attention)]
         difference = min(len(kept[0] - other) for other in kept[1:]) / len(kept[0])

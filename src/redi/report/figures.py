@@ -1,29 +1,29 @@
 """``redi figures``: the paper's two figures and three tables for a run, for print. No model is run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from redi import artifacts
 from redi.errors import ArtifactError, ConfigError
-from redi.records import read_results
+from redi.records import artifacts
+from redi.records.results import read_results
 from redi.report.explorer import Explorer, telling_image
 from redi.report.pictures import draw_overview
-from redi.report.sheets import draw_sheet, to_latex, to_markdown
+from redi.report.sheets import to_latex, to_markdown
 from redi.report.tables import paper_tables
-from redi.report.words import Figure2, figure2_shares
-from redi.run import MAIN_ROW, PRODUCTS
+from redi.rows import MAIN_ROW, PRODUCTS
 
 FORMATS = ("pdf", "png")
 
 
-def write_figures(
-    folder: Path, image: int | None = None, row: str = MAIN_ROW, names: Path | None = None
-) -> list[Path]:
-    """Into RUN/figures. ``image`` is the index of an image of the explorer sample; without it the one
-    that Figure 1 shows best is taken (:func:`telling_image`)."""
+def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, names: Path | None = None) -> list[Path]:
+    """Write the figures and tables into RUN/figures and return the files.
+
+    ``image`` is the index of an image of the explorer sample; without it, :func:`telling_image` chooses one.
+    """
     results = read_results(folder)
     explorer = Explorer(folder, names)
     if row not in PRODUCTS:
-        raise ConfigError(f"Figure 1 shows a product, {', '.join(PRODUCTS)}, not {row!r}.")
+        raise ConfigError(f"Figure 1 shows a product, one of {', '.join(PRODUCTS)}, not {row!r}.")
     classifier = results.classifiers[0]
     if image is None:
         number = telling_image(explorer, classifier, row, range(len(explorer)))
@@ -40,10 +40,9 @@ def write_figures(
         draw_overview(explorer.explain(number, classifier), row, paths("figure1"))
         draw_words(figure2_shares(folder), paths("figure2"))
         for name, sheet in paper_tables(results).items():
-            draw_sheet(sheet, paths(name))
             artifacts.write_text(out / f"{name}.tex", to_latex(sheet))
             artifacts.write_text(out / f"{name}.md", to_markdown(sheet))
-            written += [out / f"{name}.tex", out / f"{name}.md", *paths(name)]
+            written += [out / f"{name}.tex", out / f"{name}.md"]
     except OSError as error:
         raise ArtifactError(f"The figures cannot be written to {out}: {error}.") from None
     return written
@@ -51,14 +50,42 @@ def write_figures(
 
 def _place(explorer: Explorer, index: int) -> int:
     if index not in explorer.indices:
-        shown = ", ".join(map(str, explorer.indices[:8]))
-        raise ConfigError(f"Image {index} is not in the explorer sample; {shown}, ... are.")
+        examples = ", ".join(map(str, explorer.indices[:8]))
+        raise ConfigError(f"Image {index} is not in the explorer sample; choose one of {examples}, ...")
     return explorer.indices.index(index)
 
 
+@dataclass(frozen=True)
+class Figure2:
+    """The numbers that Figure 2 shows."""
+
+    blocks: list[tuple[int, list[int]]]  # (block, patches assigned to each word, most first)
+    frequency: list[float]  # percent of the validation patches per word of the last block, most first
+    mass: list[float]  # percent of the REDI score on the same words
+
+
+def figure2_shares(folder: Path) -> Figure2:
+    stored, _ = artifacts.load_named(folder, "analysis/figure2")
+    blocks = {
+        int(name.removeprefix("frequency/block")): counts.sort(descending=True).values
+        for name, counts in stored.items()
+        if name.startswith("frequency/")
+    }
+    frequency, mass = stored["validation/frequency"].double(), stored["validation/score_mass"]
+    order = frequency.argsort(descending=True, stable=True)
+    return Figure2(
+        [(block, counts[counts > 0].tolist()) for block, counts in sorted(blocks.items())],
+        (100 * frequency[order] / frequency.sum().clamp(min=1)).tolist(),
+        (100 * mass[order] / mass.sum().clamp(min=1e-12)).tolist(),
+    )
+
+
 def draw_words(figure2: Figure2, paths: list[Path]) -> None:
-    """Figure 2. Left: word frequency by rank, a codebook a block. Right: the last block's words on the
-    validation images, by frequency, and the REDI score mass of the same words."""
+    """Draw Figure 2.
+
+    Left: word frequency by rank, with one codebook per block. Right: the last block's words on the validation images
+    by frequency, and the REDI score mass of the same words.
+    """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -6,20 +6,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from redi.errors import ArtifactError
-from redi.explained import Explained
+from redi.records.explained import Explained
 from redi.report.pictures import draw_attention, draw_overview
 from redi.report.sheets import Sheet, print_sheet
-from redi.report.tables import TITLES
-from redi.run import ATTENTION_SCORES
+from redi.rows import DENSE, Score
 
-WHOSE = {
-    "given": "the class you gave",
-    "predicted": "which the dense pass ranks first among the run's classes",
-}
+WHOSE = {"given": "the class you gave", "predicted": "which the dense pass ranks first among the run's classes"}
 
 
 def write_picture(image: Explained, score: str, out: Path | None = None) -> Path:
-    """By default into the current folder."""
+    """Write the picture, by default into the current folder."""
     path = out or Path(f"{Path(image.name).stem}-redi.png")
     try:
         if image.looked_up:
@@ -34,41 +30,33 @@ def write_picture(image: Explained, score: str, out: Path | None = None) -> Path
 def print_inspection(image: Explained, score: str, console: Console | None = None) -> None:
     console = console or Console()
     if image.looked_up:
-        whose = WHOSE[image.labels]
+        whose = WHOSE[image.label_source]
         console.print(escape(f"{image.name}: TF-IDF of {image.looked_up!r}, {whose}.\n"))
     print_sheet(score_sheet(image), console)
     if image.guesses:
-        print_sheet(answer_sheet(image, score if image.looked_up else ATTENTION_SCORES[0]), console)
+        print_sheet(answer_sheet(image, score if image.looked_up else next(iter(image.scores))), console)
 
 
 def score_sheet(image: Explained) -> Sheet:
-    """How concentrated each score is, and what the reduced path answers with it."""
+    """The share of each score that the kept patches hold, and the answer of the reduced path with that score."""
     rows = []
     for name, values in image.scores.items():
         fate = image.fates[name]
         kept = values[fate.positions[: fate.kept]]
         share = 100 * kept.sum().item() / max(values.sum().item(), 1e-12)
         answer = [image.guesses[name][0].name.split(",")[0]] if image.guesses else []
-        rows.append([TITLES[name], str(fate.kept), f"{share:.0f}", *answer])
+        rows.append([Score.parse(name).title, str(fate.kept), f"{share:.0f}", *answer])
     columns = ("Score", "Kept", "Score kept, %", "Reduced Top-1")
     return Sheet(f"Scores of {image.name}", columns if image.guesses else columns[:3], rows, [])
 
 
 def answer_sheet(image: Explained, score: str) -> Sheet:
     rows = []
-    pairs = zip(image.guesses["dense"], image.guesses[score], strict=True)
-    for place, (dense, reduced) in enumerate(pairs, start=1):
-        rows.append(
-            [
-                str(place),
-                dense.name.split(",")[0],
-                f"{dense.logit:.2f}",
-                reduced.name.split(",")[0],
-                f"{reduced.logit:.2f}",
-            ]
-        )
+    for place, pair in enumerate(zip(image.guesses[DENSE], image.guesses[score], strict=True), start=1):
+        cells = [text for guess in pair for text in (guess.name.split(",")[0], f"{guess.logit:.2f}")]
+        rows.append([str(place), *cells])
     return Sheet(
-        f"Top-5, dense and reduced by {TITLES[score]}",
+        f"Top-5, dense and reduced by {Score.parse(score).title}",
         ("", "Dense", "Dense logit", "Reduced", "Reduced logit"),
         rows,
         [],

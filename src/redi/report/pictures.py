@@ -7,37 +7,29 @@ from typing import Any
 
 from torch import Tensor
 
-from redi.explained import Explained, Fate
-from redi.report.tables import TITLES
+from redi.records.explained import Explained, Fate
+from redi.rows import DENSE, Score
 
 #: Colours of the roles, as in the report: kept patches stay clear.
 MERGED, COMPRESSED, LEADER = "#2f6fde", "#101014", "#ffffff"
-ARROW = {
-    "arrowstyle": "-|>",
-    "color": "#ff9f1c",
-    "lw": 0.5,
-    "shrinkA": 0,
-    "shrinkB": 0,
-    "mutation_scale": 4,
-}
+ARROW = {"arrowstyle": "-|>", "color": "#ff9f1c", "lw": 0.5, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 4}
 HEAT = "inferno"
 
 
 def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
-    """The paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer.
+    """Draw the paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer.
 
-    As wide as the text of a page with two columns.
+    It is as wide as the text of a page with two columns.
     """
     from matplotlib.figure import Figure
 
-    attention = row.removeprefix("redi_")
+    product = Score.parse(row)
+    attention = Score(local=product.local)
     figure = Figure(figsize=(7.2, 4.25))
     halves = figure.add_gridspec(
         2, 1, height_ratios=(1, 0.87), left=0.005, right=0.995, bottom=0.005, top=0.93, hspace=0.14
     )
-    above = halves[0].subgridspec(
-        2, 6, width_ratios=(2.15, 1, 1, 1, 1, 1.75), wspace=0.07, hspace=0.2
-    )
+    above = halves[0].subgridspec(2, 6, width_ratios=(2.15, 1, 1, 1, 1, 1.75), wspace=0.07, hspace=0.2)
     _picture(figure.add_subplot(above[:, 0]), image.crops[0], _caption(image))
     for view in range(len(image.views)):
         title = ("centre crop", "mirrored", "random crop 1", "random crop 2")[view]
@@ -48,11 +40,7 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
     _answers(figure.add_subplot(above[:, 5]), image, row)
     below = halves[1].subgridspec(1, 4, wspace=0.05)
     for place, (name, title) in enumerate(
-        (
-            ("tfidf", "TF-IDF, aggregated"),
-            (attention, f"× {TITLES[attention].lower()}"),
-            (row, f"= {TITLES[row]}"),
-        )
+        (("tfidf", "TF-IDF, aggregated"), (attention.name, f"× {attention.title.lower()}"), (row, f"= {product.title}"))
     ):
         _heat(figure.add_subplot(below[place]), image.crops[0], image.scores[name], image, title)
     _roles(figure.add_subplot(below[3]), image, image.fates[row])
@@ -60,15 +48,13 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
 
 
 def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
-    """Without a corpus: the attention scores and the roles each of them assigns."""
+    """Draw the attention scores and the roles that each of them assigns, for an image without a corpus."""
     from matplotlib.figure import Figure
 
     names = list(image.scores)
     figure = Figure(figsize=(2.3 * (len(names) + 1), 4.9))
     panels = figure.subplots(
-        2,
-        len(names) + 1,
-        gridspec_kw={"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.93, "wspace": 0.06},
+        2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
     )
     _picture(panels[0][0], image.crops[0], _caption(image))
     if image.guesses:
@@ -76,7 +62,7 @@ def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
     else:
         panels[1][0].set_axis_off()
     for column, name in enumerate(names, start=1):
-        _heat(panels[0][column], image.crops[0], image.scores[name], image, TITLES[name])
+        _heat(panels[0][column], image.crops[0], image.scores[name], image, Score.parse(name).title)
         _roles(panels[1][column], image, image.fates[name])
     _save(figure, paths)
 
@@ -85,7 +71,7 @@ def _caption(image: Explained) -> str:
     if not image.looked_up:
         return _short(image.name, 28)
     whose = {"gt": "true class", "given": "class given", "predicted": "class predicted"}
-    return f"{_short(image.looked_up, 26)}\n({whose[image.labels]})"
+    return f"{_short(image.looked_up, 26)}\n({whose[image.label_source]})"
 
 
 def _short(text: str, length: int) -> str:
@@ -98,16 +84,11 @@ def _picture(axes: Any, crop: Tensor, title: str) -> None:
     axes.set_axis_off()
 
 
-def _heat(
-    axes: Any,
-    crop: Tensor,
-    values: Tensor,
-    image: Explained,
-    title: str,
-    valid: Tensor | None = None,
-) -> None:
-    """A patch map over the greyed crop, coloured by the root of its values; what a view does not cover
-    is hatched."""
+def _heat(axes: Any, crop: Tensor, values: Tensor, image: Explained, title: str, valid: Tensor | None = None) -> None:
+    """Draw a patch map over the grey crop, coloured by the root of its values.
+
+    Patches that a view does not cover are hatched.
+    """
     from matplotlib.patches import Rectangle
 
     size = crop.shape[-1]
@@ -126,8 +107,10 @@ def _heat(
 
 
 def _roles(axes: Any, image: Explained, fate: Fate) -> None:
-    """Kept patches clear, merged ones blue with an arrow to where they go, compressed ones dark; a ring
-    on the patch whose position the token of its summary cell took."""
+    """Draw roles: kept patches clear, merged ones blue with an arrow to their destination, compressed ones dark.
+
+    A ring marks the patch whose position the token of its summary cell takes.
+    """
     from matplotlib.patches import Rectangle
 
     crop = image.crops[0]
@@ -155,15 +138,12 @@ def _roles(axes: Any, image: Explained, fate: Fate) -> None:
 
 
 def _answers(axes: Any, image: Explained, row: str) -> None:
-    """Top-5 of the dense and of the reduced path."""
+    """Write the Top-5 of the dense and of the reduced path."""
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     tokens = len(image.fates[row].positions)
     top = 0.99
-    for name, title in (
-        ("dense", f"Dense: {image.grid[0] * image.grid[1]} patches"),
-        (row, f"Reduced: {tokens}"),
-    ):
+    for name, title in ((DENSE, f"Dense: {image.grid[0] * image.grid[1]} patches"), (row, f"Reduced: {tokens}")):
         axes.text(0, top, title, fontsize=7, fontweight="bold", va="top")
         for number, guess in enumerate(image.guesses.get(name, [])):
             height = top - 0.078 * (number + 1)

@@ -1,16 +1,15 @@
-"""A table before it is drawn, and its forms: terminal, Markdown, LaTeX, HTML, a picture."""
+"""A table before it is drawn, and its forms: terminal, Markdown, LaTeX, HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-#: What TeX would not print as it stands.
+#: Characters that TeX would not print as they are.
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -31,6 +30,8 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Sheet:
+    """A table: title, column titles, rows of texts, and notes below it."""
+
     title: str
     columns: tuple[str, ...]  # the first is text, the others numbers
     rows: list[list[str]]
@@ -39,7 +40,7 @@ class Sheet:
 
 
 def plain_table(title: str, columns: Sequence[str]) -> Table:
-    """First column left, numbers right; narrow enough for 80 characters."""
+    """An empty table for the terminal: the first column is aligned left, numbers are aligned right."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         table.add_column(escape(name), justify="right" if number else "left", no_wrap=True)
@@ -47,7 +48,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
 
 
 def print_sheet(sheet: Sheet, console: Console, hidden: Sequence[str] = ()) -> None:
-    """``hidden`` columns are those a terminal has no room for."""
+    """Print a table without the ``hidden`` columns, for which a terminal has no room."""
     shown = [k for k, name in enumerate(sheet.columns) if name not in hidden]
     table = plain_table(sheet.title, [sheet.columns[k] for k in shown])
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
@@ -101,7 +102,7 @@ def escape_latex(text: str) -> str:
 
 
 def to_html(sheet: Sheet) -> str:
-    """Head cells hold buttons, which the page's script lets sort the rows."""
+    """An HTML table. The head cells hold buttons; the page's script makes them sort the rows."""
     head = "".join(
         f'<th scope="col"><button type="button" class="sort">{escape_html(name)}</button></th>'
         for name in sheet.columns
@@ -118,29 +119,3 @@ def to_html(sheet: Sheet) -> str:
         f"<caption>{escape_html(sheet.title)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}</figure>"
     )
-
-
-def draw_sheet(sheet: Sheet, paths: Sequence[Path]) -> None:
-    """As a picture, in the format of each path's suffix."""
-    from matplotlib.figure import Figure
-
-    cells = [list(sheet.columns), *sheet.rows]
-    widths = [max(len(row[k]) for row in cells) + 2 for k in range(len(sheet.columns))]
-    height = 0.26 * (len(cells) + 2)
-    figure = Figure(figsize=(max(0.085 * sum(widths), 4), height))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.set(xlim=(0, sum(widths)), ylim=(len(cells) + 1, -1))
-    axes.text(0.5, -0.4, sheet.title, fontsize=9, fontweight="bold", va="center")
-    for number, row in enumerate(cells):
-        weight = "bold" if sheet.strong is not None and number == sheet.strong + 1 else "normal"
-        right = 0
-        for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-            right += width
-            place = right - 1 if column else 1
-            side = "right" if column else "left"
-            axes.text(place, number + 0.5, text, fontsize=8, ha=side, va="center", weight=weight)
-    for rule, line in ((0.0, 1.0), (1.0, 0.6), (len(cells), 1.0)):
-        axes.plot((0.5, sum(widths) - 0.5), (rule, rule), color="black", linewidth=line)
-    for path in paths:
-        figure.savefig(path, dpi=300, bbox_inches="tight")

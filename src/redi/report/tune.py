@@ -4,12 +4,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from redi.deploy.tune import Tuned
+from redi.records.tuning import Tuned
 from redi.report.sheets import Sheet, print_sheet
 
 
 def tune_sheet(tuned: Tuned) -> Sheet:
-    """The recommended line is strong."""
+    """The table of all settings, with the recommended one in bold."""
     labelled = tuned.dense_accuracy is not None
     columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "95 %", "KL")
     rows = []
@@ -21,9 +21,8 @@ def tune_sheet(tuned: Tuned) -> Sheet:
         numbers = [f"{point.agreement:.1f}", f"{point.drop:+.1f}", interval]
         rows.append([f"{point.cost:.3f}", speed, *top1, *numbers, f"{point.divergence:.3f}"])
     notes = [
-        f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not "
-        "calibrated on.",
-        f"Speed-up: against dense, batch {tuned.environment['config']['batch']}, median and quartiles.",
+        f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not calibrated on.",
+        f"Speed-up: against dense, batch {tuned.config.batch}, median and quartiles.",
     ]
     if labelled:
         notes.append(f"Dense: {tuned.dense_accuracy:.1f} % Top-1.")
@@ -31,7 +30,7 @@ def tune_sheet(tuned: Tuned) -> Sheet:
 
 
 def verdict(tuned: Tuned) -> str:
-    allowed = tuned.environment["config"]["max_drop"]
+    allowed = tuned.config.max_drop
     if tuned.chosen is None:
         inside = [point for point in tuned.points if point.drop <= allowed]
         if not inside:
@@ -47,25 +46,25 @@ def verdict(tuned: Tuned) -> str:
 
 def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
     console = console or Console()
-    found = tuned.calibration
+    calibration, shape = tuned.calibration, tuned.calibration.shape
     print_sheet(tune_sheet(tuned), console)
-    if found.shape == found.default:
+    if shape == calibration.default:
         outcome = "no other shape is clearly better than the default"
     else:
         outcome = (
-            f"KL from dense on images it was not calibrated on {found.unseen[0]:.4f}, with the default "
-            f"{found.unseen[1]:.4f}"
+            f"KL from dense on images that it was not calibrated on is {calibration.unseen[0]:.4f}, "
+            f"with the default shape {calibration.unseen[1]:.4f}"
         )
     console.print(
-        f"Schedule: blocks {found.shape.first + 1} to {found.shape.last}, power {found.shape.power:g}; "
-        f"{found.trials} trials at cost {found.cost:g}: {outcome}.",
+        f"Schedule: blocks {shape.first + 1} to {shape.last}, power {shape.power:g}; "
+        f"{calibration.trials} trials at cost {calibration.cost:g}: {outcome}.",
         highlight=False,
     )
     console.print(verdict(tuned), style="bold", highlight=False)
 
 
 def draw_curve(tuned: Tuned, path: Path) -> None:
-    """What is lost against how much faster it is."""
+    """Draw the loss against the speed-up."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -76,18 +75,11 @@ def draw_curve(tuned: Tuned, path: Path) -> None:
     above = [point.drop_interval[1] - point.drop for point in tuned.points]
     axes.errorbar(speeds, drops, yerr=[below, above], fmt="o-", color="C0", ecolor="0.7", capsize=2)
     for point in tuned.points:
-        axes.annotate(
-            f"{point.cost:.2f}",
-            (point.speedup.median, point.drop),
-            textcoords="offset points",
-            xytext=(5, 5),
-            fontsize=8,
-        )
+        place = (point.speedup.median, point.drop)
+        axes.annotate(f"{point.cost:.2f}", place, textcoords="offset points", xytext=(5, 5), fontsize=8)
     if tuned.chosen is not None:
-        axes.plot(
-            speeds[tuned.chosen], drops[tuned.chosen], "o", ms=11, mfc="none", mec="C3", mew=2
-        )
-    allowed = tuned.environment["config"]["max_drop"]
+        axes.plot(speeds[tuned.chosen], drops[tuned.chosen], "o", ms=11, mfc="none", mec="C3", mew=2)
+    allowed = tuned.config.max_drop
     axes.axhline(allowed, color="C3", linewidth=0.8, linestyle="--")
     axes.axvline(1, color="0.5", linewidth=0.8)
     axes.set(

@@ -1,298 +1,211 @@
-"""Predictions of every validation image: dense, under the paper's rows, and under any other variant.
+"""Predictions for every validation image: dense, for the paper's rows, and for any other variant.
 
-The dense rows come from the score stage's forward. Reduced rows share one embedding of each image;
-each is then one reduction and one pass of the frozen blocks over the shorter sequence.
+Dense rows come from the forward pass of the score stage. Reduced rows share one embedding per image; each row is
+one reduction and one pass of the frozen blocks over the shorter sequence.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from redi import artifacts
 from redi.backbone import Backbone, Tokens
-from redi.classes import head_classes
-from redi.corpus import FROM_CLASSIFIER
-from redi.equal import Geometry, one_shot_cost, schedule_cost
-from redi.errors import BackboneError
+from redi.cost import Geometry
 from redi.evaluate import top5
-from redi.loader import Batch
-from redi.passes import Pass
-from redi.probe import image_feature
-from redi.reduction import OneShot
-from redi.run import SCORES, Run
-from redi.stages.maps import ScoreMaps
-from redi.stages.probe import load_probe, probe_done
-from redi.stages.score import score_done
+from redi.images.loader import Batch
+from redi.records import artifacts
+from redi.rows import DENSE_VARIANT, SCORES, Catalogue, Variant, paper_rows
+from redi.run.folder import Run
+from redi.run.passes import Outcome, Pass
+from redi.stages.classifiers import classifier_key, classifier_names
+from redi.stages.maps import ScoreMaps, uses_classifier
+from redi.stages.score import DENSE_PASS, scored_images
+from redi.stages.stage import Stage
 from redi.statistics import divergence
-from redi.variants import DENSE, Catalogue, Variant, catalogue
 
-#: Rows that share an embedding, and the most that a killed run loses.
+#: Number of rows that share an embedding. A killed run loses at most this many rows.
 GROUP = 12
-
-
-def paper_rows(run: Run) -> dict[str, Variant]:
-    """The rows of Tables 1 and 2 that are reduced, by name."""
-    return {
-        name: Variant(
-            scorer=name,
-            labels="gt" if name == "tfidf" or name.startswith("redi_") else "",
-            budget=run.config.budget,
-        )
-        for name in SCORES
-    }
-
-
-def classifiers(run: Run) -> list[str]:
-    return ["probe", "native"] if run.config.classifier == "both" else [run.config.classifier]
-
-
-def native_classes(run: Run) -> tuple[list[int], str]:
-    """The head's class of each folder, and how it was found."""
-    names = run.backbone.class_names
-    if names is None:
-        raise BackboneError(
-            f"{run.config.backbone} has no classifier of its own: use --classifier probe."
-        )
-    file = Path(run.config.class_map) if run.config.class_map else None
-    return head_classes(run.training.class_names, names, file)
-
-
-def score_maps(run: Run) -> ScoreMaps:
-    columns = torch.tensor(native_classes(run)[0]) if "native" in classifiers(run) else None
-    return ScoreMaps(run, columns)
-
-
-def prediction_key(
-    run: Run, maps: ScoreMaps, classifier: str, variant: Variant, user: str = ""
-) -> dict[str, Any]:
-    """``user`` is the digest of the file that a user's own reducer comes from."""
-    if classifier == "probe":
-        head: dict[str, Any] = {"probe": run.digest("probe"), "features": run.config.probe.features}
-    else:
-        assert maps.native_columns is not None
-        head = {"native": maps.native_columns.tolist()}
-    return run.key(
-        "evaluate",
-        "val",
-        variant=variant.to_dict(),
-        scores=maps.inputs(variant),
-        seed=run.config.seed,
-        user=user,
-        **head,
-    )
 
 
 def prediction_name(classifier: str, row: str) -> str:
     return f"predictions/{classifier}/{row}"
 
 
-def missing_rows(
-    run: Run, maps: ScoreMaps, variants: Sequence[Variant], known: Catalogue
-) -> list[tuple[str, Variant]]:
-    """(classifier, variant) pairs whose predictions are not there or not current."""
-    return [
-        (classifier, variant)
-        for classifier in classifiers(run)
-        for variant in variants
-        if not run.current(
-            prediction_name(classifier, variant.name(run.config.budget)),
-            prediction_key(run, maps, classifier, variant, known.digest(variant)),
-        )
-    ]
-
-
-def evaluate_done(run: Run) -> bool:
-    if not (probe_done(run) and score_done(run)):
-        return False
-    rows = [DENSE, *paper_rows(run).values()]
-    return not missing_rows(run, score_maps(run), rows, catalogue({}, {}, {}))
-
-
-def predict(run: Run) -> None:
-    """The paper's rows."""
-    predict_variants(run, [DENSE, *paper_rows(run).values()], catalogue({}, {}, {}))
-
-
-def predict_variants(run: Run, variants: Sequence[Variant], known: Catalogue) -> None:
-    """Predictions of all variants for all classifiers of the run, as far as they are missing.
-
-    The rows of a group are in the key of its pass, so parts of a killed run count for the same rows
-    only: what is lost at most is a group whose predictions were just being written.
-    """
-    maps = score_maps(run)
-    names = [(classifier, variant) for classifier in classifiers(run) for variant in variants]
-    found = run.ranks.share(
-        lambda: [names.index(row) for row in missing_rows(run, maps, variants, known)]
+def prediction_key(run: Run, maps: ScoreMaps, classifier: str, variant: Variant, user: str = "") -> dict[str, Any]:
+    """The key of a row's predictions. ``user`` is the digest of the file with the user's own reducer."""
+    return run.key(
+        "evaluate",
+        "val",
+        variant=asdict(variant),
+        scores=maps.inputs(variant),
+        seed=run.config.seed,
+        user=user,
+        **classifier_key(run, classifier),
     )
-    missing = {names[number] for number in found}
+
+
+def predictions(
+    run: Run, maps: ScoreMaps, variants: Sequence[Variant], catalogue: Catalogue
+) -> dict[tuple[str, Variant], tuple[str, artifacts.Key]]:
+    """The name and key of the predictions of each variant, for all classifiers of the run."""
+    return {
+        (classifier, variant): (
+            prediction_name(classifier, variant.name(run.config.budget)),
+            prediction_key(run, maps, classifier, variant, catalogue.digest(variant)),
+        )
+        for classifier in classifier_names(run)
+        for variant in variants
+    }
+
+
+def missing_rows(
+    run: Run, maps: ScoreMaps, variants: Sequence[Variant], catalogue: Catalogue
+) -> list[tuple[str, Variant]]:
+    """(classifier, variant) pairs whose predictions are missing or not current."""
+    rows = predictions(run, maps, variants, catalogue)
+    return [row for row, (name, key) in rows.items() if not run.current(name, key)]
+
+
+def paper_variants(run: Run) -> list[Variant]:
+    return [DENSE_VARIANT, *paper_rows(run.config.budget).values()]
+
+
+def predict_variants(run: Run, variants: Sequence[Variant], catalogue: Catalogue, group_size: int = GROUP) -> None:
+    """Make the predictions that are missing, for all classifiers of the run.
+
+    The key of a group's pass holds its rows, so a continued run uses the parts of a killed one only for the same
+    rows. At most one group is lost, the one whose predictions were being written.
+    """
+    maps = ScoreMaps(run)
+    rows = [(name, variant) for name in classifier_names(run) for variant in variants]
+    numbers = run.ranks.share(lambda: [rows.index(row) for row in missing_rows(run, maps, variants, catalogue)])
+    missing = [rows[number] for number in sorted(numbers)]
     if run.ranks.is_main:
         for classifier, variant in missing:
-            if not variant.reducer:
-                _save_dense(run, maps, known, classifier)
-    jobs = _jobs([row for row in names if row in missing and row[1].reducer])
-    for at in range(0, len(jobs), GROUP):
-        group = jobs[at : at + GROUP]
-        # Named by content: when earlier groups are done, this one is still found under its name.
-        first = group[0].variant.name(run.config.budget)
-        name = f"evaluate {len(group)} rows from {first}"
-        _predict_group(run, maps, known, group, name)
-        run.ranks.wait()
-        run.passes.discard(name)
+            if variant.is_dense:
+                _save_dense(run, maps, classifier)
+    jobs = _jobs([row for row in missing if not row[1].is_dense])
+    for at in range(0, len(jobs), group_size):
+        _predict_group(run, maps, catalogue, jobs[at : at + group_size])
     run.ranks.wait()
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One reduced forward, and the classifiers that read it."""
+    """One reduced forward pass, and the classifiers that read its output."""
 
     variant: Variant
     classifiers: tuple[str, ...]
 
 
 def _jobs(rows: Sequence[tuple[str, Variant]]) -> list[_Job]:
-    """Classifiers share a forward unless the score itself depends on the classifier."""
+    """The forward passes that the rows need. Classifiers share one unless the score depends on the classifier."""
     jobs: dict[tuple[Variant, str], list[str]] = {}
     for classifier, variant in rows:
-        own = classifier if variant.labels in FROM_CLASSIFIER else ""
+        own = classifier if uses_classifier(variant) else ""
         jobs.setdefault((variant, own), []).append(classifier)
     return [_Job(variant, tuple(names)) for (variant, _), names in jobs.items()]
 
 
-def _predict_group(
-    run: Run, maps: ScoreMaps, known: Catalogue, jobs: Sequence[_Job], name: str
-) -> None:
+def _predict_group(run: Run, maps: ScoreMaps, catalogue: Catalogue, jobs: Sequence[_Job]) -> None:
     backbone = run.backbone
-    probe = load_probe(run) if any("probe" in job.classifiers for job in jobs) else None
+    # Named by content, so that the name stays the same when earlier groups are done.
+    first = jobs[0].variant.name(run.config.budget)
+    name = f"evaluate {len(jobs)} rows from {first}"
     dense = {name: maps.dense_logits(name) for job in jobs for name in job.classifiers}
     scores = [maps.map(job.variant, job.classifiers[0]) for job in jobs]
-    scored = run.load("scores/dense")["indices"].tolist()
+    scored = scored_images(run)
     place = {index: at for at, index in enumerate(scored)}
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         at = torch.tensor([place[index] for index in batch.indices])
         pixels = batch.pixels[:, 0].to(run.device)
         begun = {0: backbone.embed(backbone.preprocessing.normalise(pixels))}
-        found = {"labels": batch.labels}
+        rows = {"labels": batch.labels}
         for job, stored in zip(jobs, scores, strict=True):
-            row = job.variant.name(run.config.budget)
-            given = None if stored is None else stored[at].to(run.device)
-            hidden = forward(backbone, known, job.variant, given, begun)
-            normed = backbone.final_norm(hidden)
+            batch_scores = None if stored is None else stored[at].to(run.device)
+            hidden = forward(backbone, catalogue, job.variant, batch_scores, begun)
             for classifier in job.classifiers:
-                if classifier == "probe":
-                    assert probe is not None
-                    read = hidden if run.config.probe.features == "prenorm" else normed
-                    logits = probe.logits(image_feature(read, backbone.prefix))
-                else:
-                    assert backbone.head is not None
-                    logits = backbone.head.classify(backbone.model, normed, backbone.prefix)
-                for field, tensor in _record(logits.cpu(), dense[classifier][at]).items():
-                    found[f"{classifier}/{row}/{field}"] = tensor
-        return found
+                logits = maps.classifier(classifier).logits(hidden).cpu()
+                prefix = prediction_name(classifier, job.variant.name(run.config.budget))
+                for field, tensor in _record(logits, dense[classifier][at]).items():
+                    rows[f"{prefix}/{field}"] = tensor
+        return rows
 
-    keys = {
-        (job.variant, classifier): prediction_key(
-            run, maps, classifier, job.variant, known.digest(job.variant)
-        )
-        for job in jobs
-        for classifier in job.classifiers
-    }
-    key = run.key("evaluate", "val", rows=[[name, row_key] for (_, name), row_key in keys.items()])
-    outcome = run.passes.run(Pass(name, run.dataset(run.validation), step, indices=scored), key)
-    if outcome is None:
-        return
-    run.require_decoded(outcome.skipped)
-    for (variant, classifier), row_key in keys.items():
-        prefix = f"{classifier}/{variant.name(run.config.budget)}/"
-        record = {
-            field.removeprefix(prefix): tensor
-            for field, tensor in outcome.rows.items()
-            if field.startswith(prefix)
-        }
-        record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
-        _save(run, maps, known, classifier, variant, record, row_key)
+    keys = {row: key for row, (_, key) in predictions(run, maps, [job.variant for job in jobs], catalogue).items()}
+    rows = [(classifier, job.variant) for job in jobs for classifier in job.classifiers]
+    key = run.key("evaluate", "val", rows=[[row[0], keys[row]] for row in rows])
+
+    def save(outcome: Outcome) -> None:
+        for classifier, variant in rows:
+            prefix = f"{prediction_name(classifier, variant.name(run.config.budget))}/"
+            record = {
+                field.removeprefix(prefix): tensor for field, tensor in outcome.rows.items() if field.startswith(prefix)
+            }
+            record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
+            _save(run, maps, catalogue, classifier, variant, record)
+
+    work = Pass(name, run.dataset(run.validation), step, indices=scored)
+    run.finish(work, key, save, all_decoded=True)
 
 
 def forward(
-    backbone: Backbone,
-    known: Catalogue,
-    variant: Variant,
-    scores: Tensor | None,
-    begun: dict[int, Tokens],
+    backbone: Backbone, catalogue: Catalogue, variant: Variant, scores: Tensor | None, begun: dict[int, Tokens]
 ) -> Tensor:
-    """The final sequence, before the norm, of a reduced variant.
+    """The final sequence of a reduced variant, before the final norm.
 
-    ``begun`` holds the dense tokens after some blocks, block 0 at least, and is added to: variants
-    that start from the same block share it.
+    ``begun`` maps numbers of blocks to the dense tokens after them. It starts with block 0 and grows, so that variants
+    that reduce after the same block share the dense blocks before it.
     """
-    tokens = begun[0]
-    reducer = known.reducers[variant.reducer]
-    if not isinstance(reducer, OneShot):
-        return backbone.encode_progressively(tokens, reducer, variant.schedule, scores).hidden
-    if variant.after not in begun:
-        hidden = backbone.encode(tokens, stop=variant.after)
-        begun[variant.after] = tokens.advanced(hidden)
-    tokens = begun[variant.after]
-    if scores is None:
-        scores = tokens.patches.new_zeros(tokens.patches.shape[:2])
-    assert tokens.grid is not None
-    reduction = reducer.reduce(tokens.patches, scores, variant.budget, tokens.grid)
-    return backbone.encode(tokens.reduced(reduction), start=variant.after)
+    after = variant.extent.after
+    if after not in begun:
+        begun[after] = begun[0].advanced(backbone.encode(begun[0], stop=after))
+    reducer = catalogue.reducers[variant.reducer]
+    return reducer.apply(backbone, begun[after], variant.extent, scores)
 
 
-def _save_dense(run: Run, maps: ScoreMaps, known: Catalogue, classifier: str) -> None:
-    stored = run.load("scores/dense")
+def _save_dense(run: Run, maps: ScoreMaps, classifier: str) -> None:
+    stored = run.load(DENSE_PASS)
     logits = maps.dense_logits(classifier)
-    record = {
-        **_record(logits, logits),
-        "labels": stored["labels"],
-        "indices": stored["indices"],
-    }
-    key = prediction_key(run, maps, classifier, DENSE)
-    _save(run, maps, known, classifier, DENSE, record, key)
+    record = {**_record(logits, logits), "labels": stored["labels"], "indices": stored["indices"]}
+    _save(run, maps, Catalogue(), classifier, DENSE_VARIANT, record)
 
 
 def _record(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
-    """What is kept of an image: enough for any later test, without running it again."""
+    """What is stored per image: enough for any later test without another forward pass."""
     classes, values = top5(logits)
     return {"top5": classes, "logits": values, "divergence": divergence(dense, logits)}
 
 
 def _save(
-    run: Run,
-    maps: ScoreMaps,
-    known: Catalogue,
-    classifier: str,
-    variant: Variant,
-    record: Mapping[str, Tensor],
-    key: artifacts.Key,
+    run: Run, maps: ScoreMaps, catalogue: Catalogue, classifier: str, variant: Variant, record: Mapping[str, Tensor]
 ) -> None:
-    """Labels are stored in the classifier's own numbering, so that Top-5 compares directly."""
-    labels = record["labels"]
-    if classifier == "native":
-        assert maps.native_columns is not None
-        labels = maps.native_columns[labels]
-    tokens, cost = measure(Geometry.of(run.backbone), known, variant)
-    artifacts.save(
-        run.path(prediction_name(classifier, variant.name(run.config.budget))),
+    """Save predictions, with labels in the classifier's own numbering, which Top-5 uses too."""
+    tokens, cost = tokens_and_cost(run.backbone.geometry, catalogue, variant)
+    labels = maps.classifier(classifier).own_labels(record["labels"])
+    run.save(
+        prediction_name(classifier, variant.name(run.config.budget)),
         {**record, "labels": labels},
-        key,
+        prediction_key(run, maps, classifier, variant, catalogue.digest(variant)),
         variant=asdict(variant),
         tokens=tokens,
         cost=cost,
     )
 
 
-def measure(on: Geometry, known: Catalogue, variant: Variant) -> tuple[int, float]:
-    """(tokens after the last block, prefix included; analytic cost relative to dense)."""
-    if not variant.reducer:
+def tokens_and_cost(on: Geometry, catalogue: Catalogue, variant: Variant) -> tuple[int, float]:
+    """Return (tokens after the last block, prefix included; analytic cost relative to dense)."""
+    if variant.is_dense:
         return on.prefix + on.patches, 1.0
-    reducer = known.reducers[variant.reducer]
-    if isinstance(reducer, OneShot):
-        left = reducer.tokens(variant.budget, on.grid)
-        return on.prefix + left, one_shot_cost(reducer, variant.budget, variant.after, on)
-    return on.prefix + variant.schedule[-1], schedule_cost(reducer, variant.schedule, on)
+    reducer = catalogue.reducers[variant.reducer]
+    return on.prefix + reducer.tokens_left(variant.extent, on), reducer.cost(variant.extent, on)
+
+
+STAGE = Stage(
+    name="evaluate",
+    artefacts=lambda run: dict(predictions(run, ScoreMaps(run), paper_variants(run), Catalogue()).values()),
+    work=lambda run: predict_variants(run, paper_variants(run), Catalogue()),
+    passes=lambda run: f"{len(SCORES)} reduced forward passes over {len(run.validation.labels)} validation images",
+)

@@ -1,4 +1,4 @@
-"""Patch features of the corpus: one forward of an image serves every codebook at once."""
+"""Patch features of the corpus: one forward pass per image serves every codebook."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,31 +6,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi.analysis import figure_blocks
-from redi.cache import CachedImages, FeatureCache
-from redi.loader import Batch
-from redi.passes import Pass
-from redi.run import Run
+from redi.images.loader import Batch
+from redi.run.cache import CachedImages, FeatureCache
+from redi.run.folder import Run
+from redi.run.passes import Pass
+from redi.stages.words import figure_blocks
 
-#: The codebook of TF-IDF; the others, "block3" and so on, are figure 2's.
+#: Name of the TF-IDF codebook. The codebooks of Figure 2 are called "block3" and so on.
 MAIN = "main"
 
 Step = Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
 
 
 def block_of(run: Run, book: str) -> int:
-    """After which block a codebook's features are taken."""
+    """The block after which a codebook's features are taken."""
     return run.backbone.depth if book == MAIN else int(book.removeprefix("block"))
 
 
 def patch_features(
     run: Run, batch: Batch, fill_cache: bool = False, embedding: bool = False
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """(final tokens, patch features after each of figure 2's blocks, of which the last is the depth).
+    """Return (final tokens, patch features after each block of Figure 2, the last block included).
 
-    ``embedding``: only those before block 1, as block 0, and no final tokens. A cached batch has no
-    final tokens either. A run with a cache rounds features to FP16 in every pass, whether they come
-    from the cache or not.
+    With ``embedding`` there are only the features before block 1, under key 0, and no final tokens. A cached batch
+    has no final tokens either. A run with a cache rounds features to FP16 in every pass, whether they come from the
+    cache or not.
     """
     if batch.features is not None:
         cached = {block: half.to(run.device).float() for block, half in batch.features.items()}
@@ -54,27 +54,18 @@ def patch_features(
 
 
 def corpus_pass(
-    run: Run,
-    name: str,
-    step: Step,
-    sums: Callable[[], dict[str, Any]],
-    first: bool = False,
-    embedding: bool = False,
+    run: Run, name: str, step: Step, sums: Callable[[], dict[str, Any]], first: bool = False, embedding: bool = False
 ) -> Pass:
-    """A pass over the corpus: from the cache where it is complete, else from the images, as the
-    ``first`` pass and one over embeddings always are.
+    """A pass over the corpus that reads the cache if it is complete, and the images otherwise.
 
-    After the first pass, those images are left out that it could not decode.
+    The ``first`` pass and a pass over embeddings always read the images. Later passes leave out the images that the
+    first pass could not decode.
     """
     if first:
         return Pass(name, run.dataset(run.training), step, sums)
     decoded = run.load("decoded")["indices"].tolist()
     cache = feature_cache(run)
-    if (
-        cache is not None
-        and not embedding
-        and run.ranks.share(lambda: cache.is_complete(cache_key(run)))
-    ):
+    if cache is not None and not embedding and run.ranks.share(lambda: cache.is_complete(cache_key(run))):
         return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
     return Pass(name, run.dataset(run.training), step, sums, decoded)
 
@@ -86,10 +77,6 @@ def cache_key(run: Run) -> dict[str, Any]:
 def feature_cache(run: Run) -> FeatureCache | None:
     if run.config.runtime.cache == "none":
         return None
-    return FeatureCache(
-        run.folder / "cache",
-        tuple(figure_blocks(run.backbone.depth)),
-        len(run.training.labels),
-        (run.backbone.preprocessing.size // run.backbone.patch_size) ** 2,
-        run.backbone.width,
-    )
+    geometry = run.backbone.geometry
+    blocks = tuple(figure_blocks(geometry.depth))
+    return FeatureCache(run.folder / "cache", blocks, len(run.training.labels), geometry.patches, geometry.width)

@@ -1,7 +1,7 @@
 """The score stage: every patch score of every validation image, in one pass over the four views.
 
-The forward of the reference view gives its words, all four attention maps and the dense feature at
-once; the other three views give words. Maps are kept as FP16 and read back as FP32, as in the paper.
+The forward pass over the reference view gives its words, all attention maps and the dense feature. The other three
+views give only words. Maps are stored as FP16 and read back as FP32, as in the paper.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi import artifacts
+from redi.attention import ATTENTION_SCORES
 from redi.backbone import AttentionScores
+from redi.backbone.classifier import final_feature
+from redi.centroids import dot_products
 from redi.corpus import corpus_map, tfidf_term
 from redi.errors import CorpusError
-from redi.loader import Batch
-from redi.passes import Pass
-from redi.probe import image_feature
-from redi.run import ATTENTION_SCORES, SCORES, Run
+from redi.images.loader import Batch
+from redi.records import artifacts
+from redi.rows import RANDOM, SCORES, Score
+from redi.run.folder import Run
+from redi.run.passes import Outcome, Pass
 from redi.score import hybrid
 from redi.scorers import random_scores
-from redi.stages.tfidf import tfidf_done
-from redi.vocabulary import dot_products
+from redi.stages.stage import Stage
+
+#: Artefacts of the validation images besides their scores: visual words with views, and the dense pass.
+WORDS, DENSE_PASS = "validation/words", "validation/dense"
 
 
 def score_key(run: Run) -> dict[str, Any]:
@@ -36,20 +41,19 @@ def score_key(run: Run) -> dict[str, Any]:
     )
 
 
-def score_done(run: Run) -> bool:
-    if not tfidf_done(run):
-        return False
-    key = score_key(run)
-    return all(run.current(name, key) for name in _outputs())
+def score_artefacts(run: Run) -> dict[str, artifacts.Key]:
+    names = [*(f"scores/{name}" for name in SCORES), WORDS, DENSE_PASS]
+    return dict.fromkeys(names, score_key(run))
 
 
-def _outputs() -> list[str]:
-    return [*(f"scores/{name}" for name in SCORES), "scores/words", "scores/dense"]
+def scored_images(run: Run) -> list[int]:
+    """Indices of the validation images that could be decoded."""
+    indices: list[int] = run.load(DENSE_PASS)["indices"].tolist()
+    return indices
 
 
 def make_scores(run: Run) -> None:
-    key = score_key(run)
-    backbone = run.backbone
+    backbone, key = run.backbone, score_key(run)
     stored = run.load("tfidf")
     term = tfidf_term({name: tensor.to(run.device) for name, tensor in stored.items()})
     centroids = run.load("vocabulary")["centroids"].to(run.device)
@@ -62,48 +66,53 @@ def make_scores(run: Run) -> None:
         for view in range(pixels.shape[1]):
             tokens = backbone.embed(backbone.preprocessing.normalise(pixels[:, view]))
             hidden = backbone.encode(tokens, watch=attention.watches if view == 0 else ())
-            words.append(dot_products(hidden[:, backbone.prefix :], centroids).argmax(dim=-1))
+            words.append(_words(hidden[:, backbone.prefix :], centroids))
             if view == 0:
                 final, maps = hidden, attention.maps()
         weights = term.table[batch.labels.to(run.device)]
-        tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
-        maps["random"] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(
-            run.device
-        )
-        maps["tfidf"] = tfidf
+        maps["tfidf"] = tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
+        noise = random_scores(run.config.seed, batch.indices, tfidf.shape[1])
+        maps[RANDOM] = noise.to(run.device)
         for name in ATTENTION_SCORES:
-            maps[f"redi_{name}"] = hybrid(tfidf, maps[name])
-        normed = backbone.final_norm(final)
-        tokens_read = final if run.config.probe.features == "prenorm" else normed
+            maps[Score("tfidf", name).name] = hybrid(tfidf, maps[name])
         rows = {f"score/{name}": maps[name].half() for name in SCORES}
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
-            "figure_words": dot_products(final[:, backbone.prefix :], figure_words)
-            .argmax(dim=-1)
-            .to(torch.int16),
+            "figure_words": _words(final[:, backbone.prefix :], figure_words).to(torch.int16),
             "boxes": torch.tensor([[view.box for view in views] for views in batch.views]),
             "flips": torch.tensor([[view.flip for view in views] for views in batch.views]),
-            "features": image_feature(tokens_read, backbone.prefix),
+            "features": final_feature(backbone, final, run.config.probe.prenorm),
         }
         if backbone.head is not None:
-            rows["native_logits"] = backbone.head.classify(backbone.model, normed, backbone.prefix)
+            rows["native_logits"] = backbone.classify(final)
         return rows
 
-    name = "score"
-    outcome = run.passes.run(Pass(name, run.dataset(run.validation, four_views=True), step), key)
-    if outcome is not None:
-        if not outcome.indices:
-            raise CorpusError(f"None of the images in {run.validation.name} could be decoded.")
-        rows = outcome.rows
-        common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
-        for score in SCORES:
-            tensors = {"scores": rows[f"score/{score}"], "indices": common["indices"]}
-            artifacts.save(run.path(f"scores/{score}"), tensors, key)
-        views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
-        artifacts.save(run.path("scores/words"), {**common, **views}, key)
-        fields: list[str] = [field for field in ("features", "native_logits") if field in rows]
-        dense = {field: rows[field] for field in fields}
-        artifacts.save(run.path("scores/dense"), {**common, **dense}, key, skipped=outcome.skipped)
-    run.ranks.wait()
-    run.passes.discard(name)
+    work = Pass("score", run.dataset(run.validation, four_views=True), step)
+    run.finish(work, key, lambda outcome: _save(run, key, outcome))
+
+
+def _words(patches: Tensor, centroids: Tensor) -> Tensor:
+    return dot_products(patches, centroids).argmax(dim=-1)
+
+
+def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
+    if not outcome.indices:
+        raise CorpusError(f"None of the images in {run.validation.name} could be decoded.")
+    rows = outcome.rows
+    common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
+    for name in SCORES:
+        tensors = {"scores": rows[f"score/{name}"], "indices": common["indices"]}
+        run.save(f"scores/{name}", tensors, key)
+    views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
+    run.save(WORDS, {**common, **views}, key)
+    dense = {name: tensor for name, tensor in rows.items() if name in ("features", "native_logits")}
+    run.save(DENSE_PASS, {**common, **dense}, key, skipped=outcome.skipped)
+
+
+STAGE = Stage(
+    name="score",
+    artefacts=score_artefacts,
+    work=make_scores,
+    passes=lambda run: f"4 views of {len(run.validation.labels)} validation images",
+)

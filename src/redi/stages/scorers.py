@@ -1,4 +1,4 @@
-"""Scores that the run itself did not make: one dense pass over the reference crops for all of them."""
+"""Scores that the run itself did not make, all from one dense pass over the reference crops."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,60 +6,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi import artifacts
-from redi.errors import BackboneError, InvalidInput
-from redi.loader import Batch
-from redi.passes import Pass
-from redi.plugins import one_line
-from redi.run import SCORES, Run
+from redi.errors import BackboneError, InvalidInput, one_line
+from redi.images.loader import Batch
+from redi.records import artifacts
+from redi.rows import SCORES, Catalogue, Score
+from redi.run.folder import Run
+from redi.run.passes import Outcome, Pass
 from redi.score import minmax
 from redi.scorers import Dense
-from redi.variants import Catalogue, split_block
+from redi.stages.score import DENSE_PASS, scored_images
 
 
-def scorer_key(run: Run, catalogue: Catalogue, name: str) -> dict[str, Any]:
-    scorer, block = split_block(name)
+def scorer_key(run: Run, catalogue: Catalogue, score: Score) -> dict[str, Any]:
     return run.key(
         "scorer",
         "val",
-        scorer=scorer,
-        block=block or run.backbone.depth,
-        user=catalogue.digests.get(scorer, ""),
+        scorer=score.local,
+        block=score.block or run.backbone.depth,
+        user=catalogue.digests.get(score.local, ""),
         seed=run.config.seed,
-        images=run.digest("scores/dense"),
+        images=run.digest(DENSE_PASS),
     )
 
 
-def make_scorer_maps(run: Run, catalogue: Catalogue, names: Sequence[str]) -> None:
-    """``scores/<name>`` of every named scorer that is not there yet, e.g. ``col_l2`` or ``mass@4``."""
+def make_scorer_maps(run: Run, catalogue: Catalogue, scores: Sequence[Score]) -> None:
+    """Make ``scores/<name>`` for every local score that is missing, e.g. ``col_l2`` or ``mass@4``."""
     depth = run.backbone.depth
-    for name in names:
-        if (split_block(name)[1] or depth) > depth:
-            raise BackboneError(f"{name}: this backbone has {depth} blocks.")
-    keys = {name: scorer_key(run, catalogue, name) for name in names if name not in SCORES}
-    missing = run.ranks.share(
-        lambda: [name for name, key in keys.items() if not run.current(f"scores/{name}", key)]
-    )
+    for score in scores:
+        if (score.block or depth) > depth:
+            raise BackboneError(f"{score.name} names a block that does not exist: this backbone has {depth} blocks.")
+    keys = {score: scorer_key(run, catalogue, score) for score in scores if score.name not in SCORES}
+    missing = run.ranks.share(lambda: [score for score, key in keys.items() if not run.current(_artefact(score), key)])
     if missing:
-        _make(run, catalogue, missing, keys)
-    run.ranks.wait()
-    run.passes.discard("scorers")
+        _make(run, catalogue, {score: keys[score] for score in missing})
 
 
-def _make(
-    run: Run, catalogue: Catalogue, names: list[str], keys: Mapping[str, artifacts.Key]
-) -> None:
+def _artefact(score: Score) -> str:
+    return f"scores/{score.name}"
+
+
+def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -> None:
     backbone = run.backbone
-    scored = run.load("scores/dense")["indices"].tolist()
-    by_block: dict[int, list[tuple[str, str]]] = {}
-    for name in names:
-        scorer, block = split_block(name)
-        by_block.setdefault(block or backbone.depth, []).append((name, scorer))
+    by_block: dict[int, list[Score]] = {}
+    for score in keys:
+        by_block.setdefault(score.block or backbone.depth, []).append(score)
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         pixels = batch.pixels[:, 0].to(run.device)
         tokens = backbone.embed(backbone.preprocessing.normalise(pixels))
-        found, at = {}, 0
+        maps, at = {}, 0
         for block in sorted(by_block):
             capture: dict[str, Any] = {}
             hidden = backbone.encode(tokens, start=at, stop=block, capture={block - 1: capture})
@@ -73,30 +68,30 @@ def _make(
                 indices=batch.indices,
                 seed=run.config.seed,
             )
-            for name, scorer in by_block[block]:
-                found[name] = scores_of(catalogue, scorer, dense).half()
-        return found
+            for score in by_block[block]:
+                maps[score.name] = local_map(catalogue, score.local, dense).half()
+        return maps
 
-    key = run.key("scorers", "val", scorers={name: keys[name] for name in names})
-    work = Pass("scorers", run.dataset(run.validation), step, indices=scored)
-    outcome = run.passes.run(work, key)
-    if outcome is None:
-        return
-    run.require_decoded(outcome.skipped)
-    for name in names:
-        tensors = {"scores": outcome.rows[name], "indices": torch.tensor(outcome.indices)}
-        artifacts.save(run.path(f"scores/{name}"), tensors, keys[name])
+    def save(outcome: Outcome) -> None:
+        indices = torch.tensor(outcome.indices)
+        for score, score_key in keys.items():
+            tensors = {"scores": outcome.rows[score.name], "indices": indices}
+            run.save(_artefact(score), tensors, score_key)
+
+    key = run.key("scorers", "val", scorers={score.name: key for score, key in keys.items()})
+    work = Pass("scorers", run.dataset(run.validation), step, indices=scored_images(run))
+    run.finish(work, key, save, all_decoded=True)
 
 
-def scores_of(catalogue: Catalogue, scorer: str, dense: Dense) -> Tensor:
-    """Normalised; what a user's function does wrong is said in one line."""
-    if scorer not in catalogue.digests:
-        return minmax(catalogue.scorers[scorer](dense))
+def local_map(catalogue: Catalogue, name: str, dense: Dense) -> Tensor:
+    """The normalised map of a local score. An error in a user's function becomes a message of one line."""
+    if name not in catalogue.digests:
+        return minmax(catalogue.scorers[name](dense))
     try:
-        values = catalogue.scorers[scorer](dense)
+        values = catalogue.scorers[name](dense)
         if not isinstance(values, Tensor) or values.shape != dense.patches.shape[:2]:
             shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise InvalidInput(f"it must give {list(dense.patches.shape[:2])} scores, not {shape}")
         return minmax(values.float())
     except Exception as error:  # whatever the user's function raises
-        raise InvalidInput(f"The scorer {scorer!r} failed: {one_line(error)}") from error
+        raise InvalidInput(f"The scorer {name!r} failed: {one_line(error)}") from error

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi import artifacts
-from redi.analysis import TypicalPatches, WordCounts
-from redi.loader import Batch
-from redi.run import Run
+from redi.centroids import dot_products
+from redi.images.loader import Batch
+from redi.records import artifacts
+from redi.run.folder import Run
+from redi.run.passes import Outcome
 from redi.stages.features import MAIN, block_of, corpus_pass, patch_features
-from redi.stages.vocabulary import vocabulary_done
+from redi.stages.stage import Stage
+from redi.stages.words import TypicalPatches, WordCounts
 from redi.tfidf import CorpusStatistics
-from redi.vocabulary import dot_products
 
 
 def tfidf_key(run: Run) -> dict[str, Any]:
@@ -28,22 +29,13 @@ def tfidf_key(run: Run) -> dict[str, Any]:
     )
 
 
-def tfidf_done(run: Run) -> bool:
-    if not vocabulary_done(run):
-        return False
-    key = tfidf_key(run)
-    return all(run.current(name, key) for name in ("analysis/words", "tfidf"))
-
-
 def build_table(run: Run) -> None:
-    """The TF-IDF table, figure 2's word frequencies and each word's most typical patches: one pass."""
+    """Make the TF-IDF table, the word frequencies of Figure 2 and each word's most typical patches in one pass."""
     key = tfidf_key(run)
     centroids = run.load("vocabulary")["centroids"].to(run.device)
     codebooks = run.load("analysis/codebooks")
     books = {
-        name.split("/")[0]: tensor.to(run.device)
-        for name, tensor in codebooks.items()
-        if name.endswith("/centroids")
+        name.split("/")[0]: tensor.to(run.device) for name, tensor in codebooks.items() if name.endswith("/centroids")
     }
 
     def step(batch: Batch, sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
@@ -54,8 +46,8 @@ def build_table(run: Run) -> None:
         cosine = similarity / torch.linalg.vector_norm(features, dim=-1).clamp(min=1e-12)
         sums["typical"].update(torch.tensor(batch.indices), words, cosine)
         for book, words_of_block in books.items():
-            found = dot_products(patches[block_of(run, book)], words_of_block).argmax(dim=-1)
-            sums[book].update(found)
+            assigned = dot_products(patches[block_of(run, book)], words_of_block).argmax(dim=-1)
+            sums[book].update(assigned)
         return {}
 
     def new_sums() -> dict[str, Any]:
@@ -65,31 +57,31 @@ def build_table(run: Run) -> None:
             **{book: WordCounts(len(words)) for book, words in books.items()},
         }
 
-    name = "tfidf"
-    outcome = run.passes.run(corpus_pass(run, name, step, new_sums), key)
-    if outcome is not None:
-        corpus: CorpusStatistics = outcome.sums["corpus"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run itself has named the classes without images
-            table = corpus.table()
-        words = {f"frequency/{book}": outcome.sums[book].counts for book in books}
-        typical = outcome.sums["typical"].state()
-        artifacts.save(
-            run.path("analysis/words"),
-            {**words, **{f"typical/{field}": tensor for field, tensor in typical.items()}},
-            key,
-        )
-        artifacts.save(
-            run.path("tfidf"),
-            {
-                "table": table,
-                "contrast": corpus.contrast(),
-                "support": corpus.support(),
-                "idf": corpus.idf(),
-                **corpus.state(),
-            },
-            key,
-            skipped=outcome.skipped,
-        )
-    run.ranks.wait()
-    run.passes.discard(name)
+    def save(outcome: Outcome) -> None:
+        frequency = {f"frequency/{book}": outcome.sums[book].counts for book in books}
+        typical = {f"typical/{name}": t for name, t in outcome.sums["typical"].state().items()}
+        run.save("analysis/words", {**frequency, **typical}, key)
+        run.save("tfidf", corpus_tensors(outcome.sums["corpus"]), key, skipped=outcome.skipped)
+
+    run.finish(corpus_pass(run, "tfidf", step, new_sums), key, save)
+
+
+def corpus_tensors(corpus: CorpusStatistics) -> dict[str, Tensor]:
+    """The counts of a corpus, and the table with its factors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run has already warned about classes without images
+        table = corpus.table()
+    factors = {"contrast": corpus.contrast(), "support": corpus.support(), "idf": corpus.idf()}
+    return {"table": table, **factors, **corpus.state()}
+
+
+def tfidf_artefacts(run: Run) -> dict[str, artifacts.Key]:
+    return dict.fromkeys(("analysis/words", "tfidf"), tfidf_key(run))
+
+
+STAGE = Stage(
+    name="tfidf",
+    artefacts=tfidf_artefacts,
+    work=build_table,
+    passes=lambda run: f"1 pass over {len(run.training.labels)} training images",
+)

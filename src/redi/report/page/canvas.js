@@ -20,7 +20,7 @@ function picture(source) {
   return pictures.get(source);
 }
 
-// Draw asynchronously, but only if nothing newer was asked of the canvas meanwhile.
+// Draw asynchronously, unless a newer drawing of the same canvas has started meanwhile.
 const latest = new WeakMap();
 async function paint(canvas, side, image, view, draw) {
   const turn = (latest.get(canvas) ?? 0) + 1;
@@ -52,7 +52,7 @@ function centre(patch, side) {
   return [left + width / 2, top + height / 2];
 }
 
-// levels in 0 to 1; a level below zero is a patch that a view does not cover.
+// Levels are in 0 to 1; a level below zero marks a patch that a view does not cover.
 function drawHeat(pen, side, levels) {
   pen.save();
   pen.globalCompositeOperation = "saturation";

@@ -1,4 +1,4 @@
-// Line charts as SVG: a legend that switches lines, and the nearest point under the pointer.
+// Line charts as SVG, with a legend that hides and shows lines and a text for the point nearest to the pointer.
 const SVG = "http://www.w3.org/2000/svg";
 const PALETTE = ["#3182bd", "#e6550d", "#31a354", "#9467bd", "#d62728", "#8c6d31", "#e377c2", "#17a2b8", "#7f8c1f", "#6b6ecf"];
 const DASHES = { solid: "", dashed: "6 4", dotted: "2 3" };
@@ -101,9 +101,9 @@ function chart(place, { series, x, y, level, label }) {
     tip.hidden = !best || best.distance > 40;
     if (tip.hidden) return;
     tip.textContent = best.point.text ?? `${best.line.name}: ${best.point.x}, ${best.point.y}`;
-    const [at, height_] = [(across.place(best.point.x) / width) * bounds.width, (up.place(best.point.y) / height) * bounds.height];
-    tip.style.left = `${Math.min(at + 12, Math.max(bounds.width - 220, 0))}px`;
-    tip.style.top = `${height_ + 12}px`;
+    const [tipLeft, tipTop] = [(across.place(best.point.x) / width) * bounds.width, (up.place(best.point.y) / height) * bounds.height];
+    tip.style.left = `${Math.min(tipLeft + 12, Math.max(bounds.width - 220, 0))}px`;
+    tip.style.top = `${tipTop + 12}px`;
   }
   root.addEventListener("pointermove", near);
   root.addEventListener("pointerleave", () => (tip.hidden = true));

@@ -1,4 +1,4 @@
-// What the page shows, and typed arrays out of the base64 strings in it (little-endian, as written).
+// The data of the page. Base64 strings in it become typed arrays (little-endian, as written).
 const data = JSON.parse(document.getElementById("data").textContent);
 const patches = data.grid[0] * data.grid[1];
 
@@ -18,7 +18,7 @@ function half(bits) {
   return sign * 2 ** (exponent - 15) * (1 + fraction / 1024);
 }
 
-// The arrays of an image, unpacked when it is first looked at.
+// The arrays of an image, unpacked when they are first used.
 const unpacked = new Map();
 function arrays(image) {
   if (!unpacked.has(image)) {
@@ -38,7 +38,7 @@ function arrays(image) {
   return unpacked.get(image);
 }
 
-// An element with properties and children; text is only ever set as text.
+// An element with properties and children; text is never parsed as markup.
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -64,4 +64,5 @@ const outcome = (image, classifier, row) => {
   return reduced ? "rescued" : "wrong";
 };
 const outcomes = { rescued: "rescued", lost: "lost", right: "both right", wrong: "both wrong" };
-const titleOf = (row) => data.rows.find((one) => one.name === row).title;
+const rowOf = (name) => data.rows.find((row) => row.name === name);
+const titleOf = (name) => rowOf(name).title;

@@ -26,23 +26,23 @@ function startExplorer() {
 }
 
 function listImages() {
-  const wanted = filters();
-  element("disagreement-value").textContent = `${Math.round(100 * wanted.least)} %`;
-  const found = data.images
+  const chosen = filters();
+  element("disagreement-value").textContent = `${Math.round(100 * chosen.least)} %`;
+  const matches = data.images
     .map((image) => ({
       image,
-      kind: outcome(image, wanted.classifier, wanted.row),
-      differs: disagreement(image, wanted.row, wanted.other, data.budget),
+      kind: outcome(image, chosen.classifier, chosen.row),
+      differs: disagreement(image, chosen.row, chosen.other, data.budget),
     }))
     .filter(({ image, kind, differs }) =>
-      (!wanted.kind || kind === wanted.kind) &&
-      (!wanted.label || String(image.label) === wanted.label) &&
-      differs >= wanted.least - 1e-9);
-  if (wanted.order === "disagreement") found.sort((a, b) => b.differs - a.differs);
-  listed = found.map(({ image }) => image);
-  element("grid").replaceChildren(...found.map(tile));
-  if (!found.length) element("grid").append(make("p", { className: "note", textContent: "No image matches." }));
-  element("shown").textContent = `${found.length} of ${data.images.length} images`;
+      (!chosen.kind || kind === chosen.kind) &&
+      (!chosen.label || String(image.label) === chosen.label) &&
+      differs >= chosen.least - 1e-9);
+  if (chosen.order === "disagreement") matches.sort((a, b) => b.differs - a.differs);
+  listed = matches.map(({ image }) => image);
+  element("grid").replaceChildren(...matches.map(tile));
+  if (!matches.length) element("grid").append(make("p", { className: "note", textContent: "No image matches." }));
+  element("shown").textContent = `${matches.length} of ${data.images.length} images`;
 }
 
 function tile({ image, kind, differs }) {

@@ -42,12 +42,12 @@ function cellOf(patch) {
   return down * cells + Math.floor(((patch % columns) * cells) / columns);
 }
 
-// Share of the kept patches of one score that another does not keep.
+// The share of the patches kept by one score that another score does not keep.
 function disagreement(image, first, second, budget) {
   const kept = (row) => new Set(ranking(arrays(image).scores[row]).slice(0, counts(budget).keep));
-  const [one, other] = [kept(first), kept(second)];
-  if (!one.size) return 0;
-  return [...one].filter((patch) => !other.has(patch)).length / one.size;
+  const [own, other] = [kept(first), kept(second)];
+  if (!own.size) return 0;
+  return [...own].filter((patch) => !other.has(patch)).length / own.size;
 }
 
 function blockCost(tokens) {

@@ -1,4 +1,4 @@
-// Tables whose columns sort: numbers by value, text by letter, empty cells last.
+// Tables that can be sorted by any column: numbers by value, text by letter, empty cells last.
 function sortTables() {
   for (const table of document.querySelectorAll(".sheet table")) {
     const heads = [...table.tHead.rows[0].cells];
@@ -12,7 +12,7 @@ function sortBy(table, heads, head, column) {
   const first = column === 0 ? "ascending" : "descending";
   const other = first === "ascending" ? "descending" : "ascending";
   const direction = head.getAttribute("aria-sort") === first ? other : first;
-  for (const one of heads) one.removeAttribute("aria-sort");
+  for (const cell of heads) cell.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", direction);
   const sign = direction === "ascending" ? 1 : -1;
   const rows = [...table.tBodies[0].rows].map((row) => ({ row, text: row.cells[column].textContent.trim() }));

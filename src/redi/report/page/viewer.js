@@ -1,4 +1,4 @@
-// One image, large: its maps and roles, live budgets, what a patch is.
+// One large image with its maps and roles, a budget that can be changed, and the selected patch.
 const VIEWS = ["centre crop", "its mirror image", "random crop 1", "random crop 2"];
 const LARGE = 560;
 const SMALL = 160;
@@ -34,9 +34,9 @@ function startViewer() {
 
 // The image at the top of the page: every step in one line.
 function drawHero() {
-  const image = data.images.find((one) => one.index === data.hero);
+  const image = data.images.find((entry) => entry.index === data.hero);
   const { scores, destinations } = arrays(image);
-  const attention = data.main.replace(/^redi_/, "");
+  const { attention } = rowOf(data.main);
   const heat = (row) => (pen, side) => drawHeat(pen, side, ranked(scores[row]));
   const roles = (pen, side) =>
     drawRoles(pen, side, assign(scores[data.main], data.budget), destinations[data.main], true);
@@ -79,7 +79,7 @@ function show(index, row) {
 }
 
 function openImage(index, row) {
-  const image = data.images.find((one) => one.index === index);
+  const image = data.images.find((entry) => entry.index === index);
   if (!image) return false;
   if (!element("viewer").open) {
     view.row = element("row").value;
@@ -87,7 +87,7 @@ function openImage(index, row) {
     view.merge = data.budget.merge;
     element("viewer").showModal();
   }
-  if (row && data.rows.some((one) => one.name === row)) view.row = row;
+  if (row && data.rows.some((entry) => entry.name === row)) view.row = row;
   view.image = image;
   view.shown = { kind: "score", row: view.row };
   view.patch = null;
@@ -106,7 +106,7 @@ function pickScore(row) {
   drawImage();
 }
 
-// The wanted merge rate is remembered; what is used of it is what keep leaves over.
+// The chosen merge rate is remembered; the rate in use is limited to the patches that are not kept.
 function setBudget(keep, merge) {
   view.merge = merge;
   view.budget = { ...view.budget, keep, merge: keep ? Math.min(merge, 1 - keep) : 0 };
@@ -115,10 +115,10 @@ function setBudget(keep, merge) {
 
 // Levels to colour a map by: its values, or the ranks of its patches.
 function levelsOf(shown) {
-  const found = arrays(view.image);
+  const stored = arrays(view.image);
   const byRank = element("colour").value === "rank";
   if (shown.kind === "score") {
-    const scores = found.scores[shown.row];
+    const scores = stored.scores[shown.row];
     return byRank ? ranked(scores) : Array.from(scores);
   }
   const values = mapOf(shown);
@@ -127,10 +127,10 @@ function levelsOf(shown) {
   return levels.map((level, patch) => (values[patch] < 0 ? -1 : level));
 }
 
-// TF-IDF of a view in 0 to 1; -1 where it does not cover a patch.
+// TF-IDF of a view, in 0 to 1; -1 for a patch that the view does not cover.
 function mapOf(shown) {
-  const found = arrays(view.image);
-  const all = shown.kind === "view" ? found.lookups : found.aligned;
+  const stored = arrays(view.image);
+  const all = shown.kind === "view" ? stored.lookups : stored.aligned;
   const part = all.subarray(shown.view * patches, (shown.view + 1) * patches);
   return Array.from(part, (value) => (value === 255 ? -1 : value / 254));
 }
@@ -184,15 +184,15 @@ function describe(assigned) {
   element("merge").value = Math.round(100 * view.budget.merge);
   element("keep-value").textContent = `${(100 * view.budget.keep).toFixed(0)} %, ${keep}`;
   element("merge-value").textContent = `${(100 * view.budget.merge).toFixed(0)} %, ${merge}`;
-  const counted = element("counts");
-  Object.assign(counted.dataset, { keep, merge, compress, tokens: assigned.tokens });
+  const countsLine = element("counts");
+  Object.assign(countsLine.dataset, { keep, merge, compress, tokens: assigned.tokens });
   const leaders = [...assigned.leaders].sort((a, b) => a[0] - b[0]).map(([, patch]) => patch);
   Object.assign(element("roles").dataset, { roles: assigned.role.join(""), leaders: leaders.join(" ") });
   const text =
     `${patches} patches become ${assigned.tokens} tokens, ${data.geometry.prefix + assigned.tokens} with the prefix: ` +
     `${blockCost(assigned.tokens).toFixed(3)} of the blocks' arithmetic.` +
     (ownBudget() ? "" : " Arrows are drawn at the run's own budget only.");
-  if (counted.textContent !== text) counted.textContent = text;
+  if (countsLine.textContent !== text) countsLine.textContent = text;
   drawAnswers();
   for (const button of document.querySelectorAll(".strip button")) {
     button.setAttribute("aria-pressed", String(button.dataset.map === JSON.stringify(shown)));
@@ -241,95 +241,4 @@ function buildStrips() {
   element("views").replaceChildren(...VIEWS.map((text, k) => entry({ kind: "view", view: k }, text)));
   element("aligned").replaceChildren(...VIEWS.map((text, k) => entry({ kind: "aligned", view: k }, text)));
   element("scores").replaceChildren(...data.rows.map((row) => entry({ kind: "score", row: row.name }, row.title)));
-}
-
-function pointAt(event, canvas) {
-  const bounds = canvas.getBoundingClientRect();
-  const [rows, columns] = data.grid;
-  const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns);
-  const row = Math.floor(((event.clientY - bounds.top) / bounds.height) * rows);
-  if (column < 0 || row < 0 || column >= columns || row >= rows) return;
-  focusPatch(row * columns + column, canvas);
-}
-
-function walk(event) {
-  const [rows, columns] = data.grid;
-  const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-  if (!move) return;
-  if (modified(event)) return;
-  const at = view.patch?.at ?? -1;
-  if (at < 0) {
-    focusPatch(0, event.target);
-    event.preventDefault();
-    return;
-  }
-  const row = Math.min(Math.max(Math.floor(at / columns) + move[0], 0), rows - 1);
-  const column = Math.min(Math.max((at % columns) + move[1], 0), columns - 1);
-  focusPatch(row * columns + column, event.target);
-  event.preventDefault();
-  event.stopPropagation();
-}
-
-function focusPatch(at, canvas) {
-  const frame = canvas.id === "roles" ? 0 : frameOf(view.shown);
-  if (view.patch?.at === at && view.patch.frame === frame) return;
-  view.patch = { at, frame };
-  drawImage();
-}
-
-// Everything about the patch under the pointer. On a view's own grid only its word and weight are known.
-function describePatch(assigned) {
-  const place = element("patch");
-  if (!view.patch) {
-    place.replaceChildren(make("p", { className: "note", textContent: "Point at a patch, or move to a map with Tab and use the arrow keys." }));
-    return;
-  }
-  const { at, frame } = view.patch;
-  const found = arrays(view.image);
-  const word = found.words[frame * patches + at];
-  const factors = factorsOf(view.image.label);
-  const [contrast, support, idf] = [factors.contrast[word], factors.support[word], data.vocabulary.idf[word]];
-  const columns = data.grid[1];
-  const lines = [
-    ["contrast", contrast.toFixed(3)],
-    ["× support", support.toFixed(4)],
-    ["× idf", idf.toFixed(3)],
-    ["= TF-IDF of its word", (contrast * support * idf).toFixed(4)],
-  ];
-  if (view.shown.kind !== "score" && frame === frameOf(view.shown)) {
-    const value = mapOf(view.shown)[at];
-    lines.push(["in this map", value < 0 ? "not covered" : value.toFixed(2)]);
-  }
-  if (frame === 0) {
-    const product = view.row.startsWith("redi_");
-    const local = product ? view.row.slice("redi_".length) : ["tfidf", "random"].includes(view.row) ? "mass" : view.row;
-    for (const row of new Set(["tfidf", local, view.row])) lines.push([titleOf(row), found.scores[row][at].toFixed(4)]);
-    lines.push(
-      ["rank", `${assigned.rank[at] + 1} of ${patches}`],
-      ["role", ROLES[assigned.role[at]]],
-    );
-    if (assigned.role[at] === 1 && ownBudget()) lines.push(["goes into patch", placeName(found.destinations[view.row][at])]);
-    if (assigned.role[at] === 2) {
-      const cell = cellOf(at);
-      lines.push(["summary cell", `${cell + 1}, placed at ${placeName(assigned.leaders.get(cell))}`]);
-    }
-  }
-  const link = make("button", { type: "button", textContent: `visual word ${word}` });
-  link.addEventListener("click", () => openWord(word));
-  place.replaceChildren(
-    make("div", {}, `Row ${Math.floor(at / columns) + 1}, column ${(at % columns) + 1} `, link),
-    thumbs(word),
-    make("dl", {}, ...lines.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })])),
-  );
-}
-
-const placeName = (patch) => `${Math.floor(patch / data.grid[1]) + 1} / ${(patch % data.grid[1]) + 1}`;
-
-const factorCache = new Map();
-function factorsOf(label) {
-  if (!factorCache.has(label)) {
-    const { contrast, support } = data.factors[label];
-    factorCache.set(label, { contrast: halves(contrast), support: halves(support) });
-  }
-  return factorCache.get(label);
 }

@@ -1,4 +1,4 @@
-// The visual words: typical patches, numbers, classes.
+// The visual words with their typical patches, counts and classes.
 const PAGE = 60;
 let wordsShown = PAGE;
 
@@ -40,7 +40,7 @@ function listWords() {
   const words = orderedWords();
   element("word-order").disabled = element("word-class").value !== "";
   const cards = words.slice(0, wordsShown).map(([word, value]) => wordCard(word, value));
-  if (!cards.length) cards.push(make("p", { className: "note", textContent: "No word speaks for this class more than for the others." }));
+  if (!cards.length) cards.push(make("p", { className: "note", textContent: "No word is more typical of this class than of the others." }));
   element("word-grid").replaceChildren(...cards);
   element("more-words").hidden = words.length <= wordsShown;
 }

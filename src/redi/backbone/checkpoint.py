@@ -1,0 +1,114 @@
+"""Checkpoints as files: a Hub name or a local folder in, a folder of JSON and safetensors out.
+
+A Hub name is first downloaded to the local cache (only JSON and safetensors files) and then treated as a folder, so
+later steps do not need the network. Nothing is unpickled and no code from a checkpoint runs.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import safe_open
+
+from redi.backbone.timm_loading import PREFIX, hub_name
+from redi.errors import BackboneError, one_line
+
+_FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Digest of the configuration and the weights; results record it."""
+    digest = hashlib.sha256()
+    for file in sorted(file for pattern in _FILES for file in folder.glob(pattern)):
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint; a Hub name is downloaded into the cache first."""
+    name = str(name_or_path).removeprefix(PREFIX)
+    is_timm = name != str(name_or_path)
+    if not name:
+        raise BackboneError(f"There is no name in {str(name_or_path)!r}: pass the name of a model or a folder.")
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):
+        is_folder = exists = False
+    if is_folder:
+        return path
+    if exists:
+        raise BackboneError(f"{name} is a file; pass the folder that holds config.json.")
+    advice = "pass a Hub name (owner/model) or a local folder with config.json and safetensors"
+    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise BackboneError(f"There is no folder {name}; {advice}.")
+    if is_timm:
+        name = hub_name(name)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except GatedRepoError:
+        raise BackboneError(
+            f"{name} is gated: accept its licence on the Hub and log in with `hf auth login`, or pass a local folder."
+        ) from None
+    except RevisionNotFoundError:
+        raise BackboneError(f"{name} has no revision {revision!r} on the Hub.") from None
+    except RepositoryNotFoundError:
+        raise BackboneError(
+            f"There is no {name} on the Hub, or it is private: check the name, log in with `hf auth login`, or pass a "
+            "local folder."
+        ) from None
+    except HFValidationError:
+        raise BackboneError(f"{name!r} is neither a folder nor a Hub name; {advice}.") from None
+    except Exception as error:  # no network, a time-out, a proxy: httpx raises many types
+        raise BackboneError(
+            f"{name} is not in the local cache and the Hub cannot be reached ({type(error).__name__}): check the "
+            "network, log in with `hf auth login` if the model is gated, or pass a local folder."
+        ) from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BackboneError(f"There is no {file.name} in {file.parent}.") from None
+    except (OSError, ValueError) as error:
+        raise BackboneError(f"{file} cannot be read: {one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise BackboneError(f"{file} does not hold a JSON object.")
+    return content
+
+
+def require_safetensors(folder: Path, name: str | Path) -> None:
+    """Require weights as safetensors inside the folder: loading a pickle can run code."""
+    if (folder / "model.safetensors").exists():
+        return
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        raise BackboneError(
+            f"{name} has no model.safetensors. Weights in pickle files (.bin, .pt) can run code and are refused: load "
+            "the model once with transformers and write it as safetensors with `model.save_pretrained(folder)`."
+        )
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise BackboneError(f"{index} names no weights.")
+    for shard in set(map(str, shards.values())):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise BackboneError(f"{index} names {shard!r}, which is not a safetensors file of the same folder.")
+
+
+def weight_names(folder: Path) -> list[str]:
+    """The names of the weights; the tensors are not read."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        try:
+            with safe_open(folder / "model.safetensors", "pt") as weights:
+                return list(weights.keys())
+        except Exception as error:  # safetensors raises its own type
+            raise BackboneError(f"{folder / 'model.safetensors'} cannot be read: {one_line(error)}") from None
+    return list(read_json(index)["weight_map"])

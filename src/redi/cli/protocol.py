@@ -1,0 +1,150 @@
+"""Commands of the protocol: all stages, single stages, the demo, the analytic cost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from redi import __version__
+from redi.cli import options
+from redi.cli.app import app, given, interruptible
+from redi.cli.options import option
+from redi.stages import HELP
+
+Images = Annotated[
+    str | None, option("Images: a folder with one folder per class, .tar shards, or hf:owner/name:split.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"redi {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = None,
+) -> None:
+    """Options of every command."""
+
+
+def _run_command(until: str) -> Callable[..., None]:
+    """A command that runs the protocol up to a stage; all of them take the same options."""
+
+    def command(
+        config: options.ConfigFile = None,
+        backbone: Annotated[str | None, option("Hub name or folder of a checkpoint.")] = None,
+        train: Images = None,
+        val: Images = None,
+        out: Annotated[str | None, option("The run folder.")] = None,
+        classifier: Annotated[str | None, option("probe (the paper's), native (the checkpoint's own) or both.")] = None,
+        class_map: options.ClassMap = None,
+        revision: Annotated[str | None, option("Revision of a Hub name.")] = None,
+        size: options.Size = None,
+        seed: options.Seed = None,
+        words: options.Words = None,
+        passes: Annotated[int | None, option("k-means passes (3).")] = None,
+        features: Annotated[str | None, option("Classifier features: postnorm or prenorm.")] = None,
+        device: options.Device = None,
+        batch_size: options.BatchSize = None,
+        workers: options.Workers = None,
+        threads: options.Threads = None,
+        cache: options.Cache = None,
+        strict: Annotated[bool | None, option("Stop at an image that cannot be decoded.", "--strict")] = None,
+        dry_run: options.DryRun = False,
+    ) -> None:
+        _execute({name: value for name, value in locals().items() if name != "until"}, until)
+
+    return command
+
+
+#: Options that belong to a table of the configuration; all others are fields of the configuration itself.
+TABLES = {
+    "words": ("vocabulary", "n_words"),
+    "passes": ("vocabulary", "n_passes"),
+    "features": ("probe", "features"),
+    **{name: ("runtime", name) for name in ("device", "batch_size", "workers", "threads", "cache", "strict")},
+}
+
+
+def _execute(values: dict[str, Any], until: str) -> None:
+    """Build the configuration from the options and run."""
+    from redi.pipeline import execute
+    from redi.report.tables import print_tables
+    from redi.run.config import RunConfig, overlay, read_config
+
+    file, dry_run = values.pop("config"), values.pop("dry_run")
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in TABLES:
+            table, field = TABLES[name]
+            changes.setdefault(table, {})[field] = value
+        else:
+            changes[name] = value
+    base = read_config(file) if file else RunConfig()
+    config = overlay(base, given(changes), "options").checked()
+    with interruptible():
+        results = execute(config, until, dry_run)
+    if results is not None:
+        print_tables(results)
+        typer.echo(f"results: {Path(config.out) / 'results.json'}")
+        typer.echo(f"Next: redi report {config.out}, redi compare {config.out}")
+
+
+app.command(
+    "run",
+    help="Run the whole protocol: vocabulary, TF-IDF, probe, scores, evaluation, tables.\n\n"
+    "Example: `redi run --backbone facebook/dinov3-vitb16-pretrain-lvd1689m --train "
+    "imagenet/train --val imagenet/val --out runs/vitb16`\n\n"
+    "If it is stopped, the same command continues where it was. Under torchrun "
+    "(`torchrun --nproc-per-node 8 -m redi run ...`) the processes share the work.",
+)(_run_command(list(HELP)[-1]))
+for _stage, _help in HELP.items():
+    app.command(
+        _stage,
+        help=f"{_help} Earlier stages run first if needed. Example: `redi {_stage} --config run.toml`",
+        rich_help_panel="Single stages",
+    )(_run_command(_stage))
+
+
+@app.command()
+def demo(
+    out: Annotated[str, option("The run folder.")] = "runs/demo",
+    threads: Annotated[int, option("Number of CPU threads that torch uses; 0 means its own choice.")] = 0,
+) -> None:
+    """Run the whole protocol on generated images with a small embedded backbone.
+
+    It needs no network and takes about three minutes on two cores. Example: `redi demo --out runs/demo`
+    """
+    from redi.demo.runner import run_demo
+
+    run_demo(Path(out), threads)
+
+
+@app.command()
+def cost(
+    patches: Annotated[int, option("Patches per image.")] = 196,
+    prefix: Annotated[int, option("CLS, register and distillation tokens.")] = 5,
+    width: Annotated[int, option("Hidden width D of the backbone.")] = 768,
+    keep: Annotated[float, option("Fraction of patches kept.")] = 0.50,
+    merge: Annotated[float, option("Fraction of patches merged into kept ones.")] = 0.25,
+    cells: Annotated[int, option("Summary tokens per grid axis.")] = 2,
+) -> None:
+    """Print the analytic cost of a token budget: the paper's Table 3 for any backbone.
+
+    Examples: `redi cost` for the paper's own numbers, `redi cost --width 192 --prefix 1` for ViT-Ti,
+    `redi cost --keep 0.25 --merge 0.5` for a smaller budget.
+    """
+    from rich.console import Console
+
+    from redi.budget import Budget
+    from redi.cost import cost_table
+    from redi.report.sheets import print_sheet
+    from redi.report.tables import table3
+
+    costs = cost_table(patches, prefix, width, Budget(keep, merge, cells))
+    print_sheet(table3(costs), Console())

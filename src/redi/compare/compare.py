@@ -1,0 +1,125 @@
+"""``redi compare``: measure the rows of studies on a finished run, and summarise them."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from redi.compare.grid import Request, grid
+from redi.compare.ground import Ground, Study
+from redi.compare.plugins import with_plugins
+from redi.compare.statistics import rankings, summarise
+from redi.compare.studies import STUDIES
+from redi.errors import ArtifactError, ConfigError
+from redi.pipeline import open_run, run_stages
+from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
+from redi.records.results import write_results
+from redi.reduction import Extent
+from redi.rows import Catalogue, Variant
+from redi.run.config import RunConfig
+from redi.run.folder import Run
+from redi.stages.ablation import embedding_words, make_codebooks, make_embedding_words
+from redi.stages.classifiers import classifier_names
+from redi.stages.collect import collect
+from redi.stages.evaluate import GROUP, missing_rows, paper_variants, predict_variants
+from redi.stages.maps import ScoreMaps
+from redi.stages.scorers import make_scorer_maps
+
+
+def compare(
+    config: RunConfig,
+    studies: Sequence[str],
+    request: Request | None = None,
+    against: str = "",
+    dry_run: bool = False,
+    group_size: int = GROUP,
+) -> Bundle | None:
+    """Measure the missing rows of the studies and of the user's own grid, then summarise all their rows.
+
+    ``against`` names the row to compare with instead of each study's own reference. ``group_size`` is the number of
+    rows that share an embedding.
+    """
+    if unknown := [name for name in studies if name not in STUDIES]:
+        raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
+    catalogue, request = with_plugins(request)
+    with open_run(config, writing=not dry_run) as run:
+        chosen = _studies(run, catalogue, studies, request, against)
+        variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))
+        if dry_run:
+            if run.ranks.is_main:
+                _print_plan(run, chosen, variants, catalogue)
+            return None
+        earlier = earlier_bundle(run.folder)  # raises before the work if it cannot be read
+        run_stages(run)
+        _measure(run, variants, catalogue, group_size)
+        return _summarise(run, chosen, earlier) if run.ranks.is_main else None
+
+
+def _studies(
+    run: Run, catalogue: Catalogue, names: Sequence[str], request: Request | None, against: str
+) -> list[Study]:
+    ground = Ground(
+        run.backbone.geometry, Extent(run.config.budget), catalogue, run.config.vocabulary, len(run.training.labels)
+    )
+    studies = [study for name in names for study in STUDIES[name](ground)]
+    if request is not None:
+        studies.append(grid(ground, request))
+    if not against:
+        return studies
+    for variant in (v for s in studies for v in (*s.variants, s.reference)):
+        if variant.name(run.config.budget) == against:
+            return [replace(study, reference=variant) for study in studies]
+    raise ConfigError(f"--against {against!r} is not among the rows that are compared.")
+
+
+@torch.no_grad()
+def _measure(run: Run, variants: Sequence[Variant], catalogue: Catalogue, group_size: int) -> None:
+    """Make the scores, vocabularies and predictions that are missing."""
+    local = [replace(v.score, term="") for v in variants if v.score.local]
+    make_scorer_maps(run, catalogue, list(dict.fromkeys(local)))
+    own = set(paper_variants(run))  # the run itself has measured them
+    others = [variant for variant in variants if variant not in own]
+    if any(catalogue.needs_words(variant) for variant in others):
+        words = make_embedding_words(run)
+        catalogue = catalogue.with_words(run.load(words)["centroids"], run.digest(words))
+    usual = [variant for variant in others if variant.corpus.codebook is None]
+    predict_variants(run, usual, catalogue, group_size)
+    if books := [v.corpus.codebook for v in others if v.corpus.codebook is not None]:
+        make_codebooks(run, list(dict.fromkeys(books)))
+        ablated = [variant for variant in others if variant.corpus.codebook is not None]
+        predict_variants(run, ablated, catalogue, group_size)
+
+
+def _summarise(run: Run, studies: Sequence[Study], earlier: Bundle) -> Bundle:
+    results = collect(run)
+    write_results(run.folder, results)
+    maps, names = ScoreMaps(run), classifier_names(run)
+    ranked = [study for study in studies if study.name == SCORERS_STUDY]
+    bundle = Bundle(
+        [summarise(run, study, name, maps, results) for study in studies for name in names],
+        [rankings(run, study, name, maps) for study in ranked for name in names],
+    )
+    write_bundle(run.folder, merged(earlier, bundle, results))
+    shutil.rmtree(run.folder / "partial", ignore_errors=True)
+    return bundle
+
+
+def _print_plan(run: Run, studies: Sequence[Study], variants: Sequence[Variant], catalogue: Catalogue) -> None:
+    for study in studies:
+        print(f"{study.name:<12} {len(study.variants)} rows")
+    missing = sum(_is_missing(run, variant, catalogue) for variant in variants)
+    print(
+        f"{'total':<12} {len(variants)} rows, {missing} of them still to be measured; each takes one reduced forward "
+        f"pass over {len(run.validation.labels)} images"
+    )
+
+
+def _is_missing(run: Run, variant: Variant, catalogue: Catalogue) -> bool:
+    try:
+        if catalogue.needs_words(variant):
+            words = embedding_words(run)
+            catalogue = catalogue.with_words(run.load(words)["centroids"], run.digest(words))
+        return bool(missing_rows(run, ScoreMaps(run), [variant], catalogue))
+    except ArtifactError:  # its scores or words do not exist yet
+        return True

@@ -1,0 +1,1 @@
+"""Typed results and the artefacts of a run, readable without any model."""

@@ -1,0 +1,129 @@
+"""Artefacts of the stages: tensors and a manifest in one safetensors file, written completely or not at all.
+
+The manifest says what the tensors were made from (``key``) and with which version of the package. A file is current
+if its key equals the key that the stage would write now; then the stage is skipped. A digest covers the tensors, so
+a damaged file is detected and not used. Nothing is ever unpickled.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load as load_tensors, save as save_tensors
+from torch import Tensor
+
+from redi import __version__
+from redi.errors import ArtifactError
+
+Key = Mapping[str, Any]
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], key: Key, **notes: Any) -> None:
+    """Write an artefact. ``notes`` are further facts that do not belong to its key."""
+    owned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    manifest = {"key": key, "notes": notes, "version": __version__, "digest": tensor_digest(owned)}
+    write_bytes(path, save_tensors(owned, metadata={"manifest": json.dumps(manifest)}))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the manifest of an artefact; raise an :class:`ArtifactError` if it is damaged."""
+    manifest = read_manifest(path)
+    try:
+        tensors = load_tensors(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _damaged(path) from error
+    if manifest is None or tensor_digest(tensors) != manifest["digest"]:
+        raise _damaged(path)
+    return tensors, manifest
+
+
+def load_named(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load an artefact of a run folder by name; if it is missing, the error says what to do."""
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        raise ArtifactError(f"There is no {name} in {folder}: finish `redi run` first.")
+    return load(path)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest alone, without the tensors; None if there is no file."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {})["manifest"])
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise _damaged(path) from error
+    if not isinstance(content, dict) or not {"key", "digest", "notes"} <= set(content):
+        raise _damaged(path)
+    return content
+
+
+def is_current(path: Path, key: Key) -> bool:
+    manifest = read_manifest(path)
+    return manifest is not None and manifest["key"] == json.loads(json.dumps(key))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write under a temporary name, flush to disk, rename: a killed run leaves no half-written file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ArtifactError(_write_failure(path, error)) from error
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Half-written files of a killed run.
+
+    Only our own file names in our own folders count, because --out may point to a folder with other files.
+    """
+    ours = re.compile(r"\..+\.(safetensors|rows|json|toml)\.\d+")
+    places = [folder.glob(".*")]
+    places += [
+        (folder / name).rglob(".*")
+        for name in ("scores", "validation", "predictions", "analysis", "ablation", "partial")
+    ]
+    return [path for place in places for path in place if ours.fullmatch(path.name)]
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is damaged: its content does not match its manifest. Delete it and run the same command again to "
+        "create a new one."
+    )
+
+
+def _write_failure(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"There is no space left to write {path}. Free some and run the command again: finished work is kept."
+    return f"{path} cannot be written: {error.strerror or error}."

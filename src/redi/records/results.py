@@ -1,0 +1,149 @@
+"""The results of a run: the content of results.json, which tables and figures read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redi.budget import Budget
+from redi.cost import CostRow
+from redi.errors import ArtifactError
+from redi.records.reading import read_record, write_record
+from redi.rows import PAPER_CORPUS, CorpusSettings, Score, describe
+
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tables.
+
+    Its identity is (score, label source, reducer, budget, classifier). Rows beyond the paper's also differ in the
+    place of the reducer, its schedule and the corpus settings.
+    """
+
+    name: str
+    classifier: str  # probe or native
+    scorer: str  # name of the score; empty for dense and for reducers that use no score
+    label_source: str  # whose label the corpus term looks up: gt is an oracle; empty without a term
+    reducer: str  # empty for dense
+    budget: Budget | None  # only for a one-shot reducer
+    after: int  # blocks before a one-shot reducer
+    schedule: list[int]  # patch tokens after each block; only for a progressive reducer
+    corpus: CorpusSettings | None  # None without a corpus term
+    tokens: int  # sequence length after the last block, prefix included
+    cost: float  # analytic, relative to dense; without the cost of the scores
+    top1: float  # percent
+    top5: float
+    top1_interval: tuple[float, float]  # 95 %
+    delta_dense: float  # points of Top-1 against dense
+    delta_interval: tuple[float, float]
+    p_value: float  # exact McNemar test against dense
+    images: int
+    agreement: float  # percent of images with the same Top-1 as dense, right or wrong
+    divergence: float  # mean KL divergence from dense's distribution, nats
+
+    @property
+    def score(self) -> Score:
+        return Score.parse(self.scorer)
+
+    @property
+    def title(self) -> str:
+        return describe(self.score, self.label_source, self.reducer, self.after)
+
+    def is_usual(self, run_budget: Budget) -> bool:
+        """Whether the row is a point of a curve: no ablation, and the paper's proportions of the budget."""
+        if self.schedule:
+            return not self.scorer
+        if self.budget is None or self.corpus not in (None, PAPER_CORPUS):
+            return False
+        paper_share = abs(self.budget.merge - (1 - self.budget.keep) / 2) < 1e-6
+        same_cells = (self.budget.cells, self.budget.spatial) == (run_budget.cells, run_budget.spatial)
+        return paper_share and same_cells
+
+
+@dataclass(frozen=True)
+class VocabularyNotes:
+    n_words: int
+    n_passes: int
+    objective: list[float] = field(default_factory=list)  # mean cosine per pass
+    reseeded: list[int] = field(default_factory=list)  # empty words reseeded per pass
+
+
+@dataclass(frozen=True)
+class ProbeNotes:
+    steps: int
+    loss: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data of a run, and the size at which the backbone sees it."""
+
+    train: str
+    val: str
+    train_images: int
+    val_images: int
+    classes: int
+    seed: int
+    size: int  # side of the input in pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes(Data):
+    """The inputs and settings that the results were made from."""
+
+    backbone: str
+    resize: str  # filter
+    budget: Budget  # of the run
+    attention_scores: list[str]
+    native_classes: str  # how the head's classes were matched; empty without a native classifier
+    vocabulary: VocabularyNotes
+    probe: ProbeNotes
+    skipped_train: list[tuple[str, str]]  # (image, reason) of images that could not be decoded
+    skipped_val: list[tuple[str, str]]
+    object_coverage: dict[str, float] | None = None  # percent per score, only in the demo
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The versions and the machine that results were made with."""
+
+    redi: str
+    torch: str
+    transformers: str
+    timm: str  # empty if it was not used
+    python: str
+    system: str
+    machine: str
+    cores: int
+    threads: int
+    device: str
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    rows: list[Row]
+    costs: list[CostRow]
+    notes: Notes
+    environment: Environment
+    digests: dict[str, str]
+
+    def row(self, name: str, classifier: str) -> Row:
+        for row in self.rows:
+            if (row.name, row.classifier) == (name, classifier):
+                return row
+        raise ArtifactError(f"There is no row {name!r} with the {classifier} classifier.")
+
+    @property
+    def classifiers(self) -> Sequence[str]:
+        return list(dict.fromkeys(row.classifier for row in self.rows))
+
+
+def write_results(folder: Path, results: Results) -> Path:
+    return write_record(folder / FILE, results)
+
+
+def read_results(folder: Path) -> Results:
+    return read_record(folder / FILE, Results, "redi run")

@@ -1,0 +1,97 @@
+"""The results of ``redi tune``: the content of tune.json."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from redi.errors import ConfigError
+from redi.records.reading import write_record
+from redi.records.results import Environment
+from redi.records.setting import Setting
+from redi.records.timing import Spread
+from redi.reduction.schedule import Shape
+
+#: Smallest number of images in each part of a sample.
+FEWEST = 8
+#: Default costs to try.
+COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    backbone: str
+    images: str
+    max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
+    costs: tuple[float, ...] = ()  # empty means all of COSTS that the backbone can reach
+    size: int = 0  # side of the input in pixels; 0 means the backbone's default
+    calibration: int = 192  # images to calibrate the schedule on
+    check: int = 1000  # largest number of images to check on
+    class_map: str = ""
+    batch: int = 8  # images per call, timed or not
+    repeats: int = 15
+    limit: float = 10.0  # seconds of timing per setting
+    device: str = "auto"
+    workers: int = 2
+    threads: int = 0
+
+    def checked(self) -> "TuneConfig":
+        if not self.max_drop >= 0:
+            raise ConfigError(f"--max-drop must be 0 or more points, not {self.max_drop:g}.")
+        if any(not 0 < cost < 1 for cost in self.costs):
+            raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
+        if min(self.batch, self.repeats) < 1 or min(self.workers, self.threads) < 0:
+            raise ConfigError("Batch and repeats must be at least 1, workers and threads at least 0.")
+        if min(self.calibration, self.check) < FEWEST:
+            raise ConfigError(f"Calibration and check need at least {FEWEST} images each.")
+        return replace(self, costs=tuple(sorted(set(self.costs))))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The outcome of the search for a schedule. Divergences are mean KL from dense, in nats."""
+
+    shape: Shape  # the shape to use: the best of the search if it is also better on other images, else the default
+    cost: float
+    trials: int
+    default: Shape
+    seen: tuple[float, float]  # divergence of (best, default) on the images of the search
+    unseen: tuple[float, float]  # the same on other images
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting, checked on images that it was not calibrated on."""
+
+    cost: float  # of the blocks and the reducer, relative to dense
+    schedule: tuple[int, ...]
+    speedup: Spread  # quartiles of dense / accelerated, repeat by repeat
+    accuracy: float | None  # percent; None without labels
+    agreement: float  # percent of images with the same decision as dense
+    agreement_interval: tuple[float, float]  # 95 %
+    divergence: float  # mean KL divergence from dense, nats
+    drop: float  # points lost: accuracy with labels, agreement without
+    drop_interval: tuple[float, float]  # 95 %
+
+
+@dataclass(frozen=True)
+class Tuned:
+    points: list[Point]
+    chosen: int | None  # index in points; None means that dense is the better choice
+    setting: Setting  # the calibrated schedule, at the chosen cost if one is chosen
+    calibration: Calibration
+    dense_accuracy: float | None
+    images: int  # number of images in the check
+    config: TuneConfig
+    environment: Environment
+
+    @property
+    def measure(self) -> str:
+        return "agreement" if self.dense_accuracy is None else "accuracy"
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the record, and the setting if one is recommended."""
+        write_record(folder / "tune.json", self)
+        if self.chosen is None:
+            (folder / "setting.json").unlink(missing_ok=True)  # it belongs to an earlier call
+            return [folder / "tune.json"]
+        self.setting.save(folder / "setting.json")
+        return [folder / "tune.json", folder / "setting.json"]

@@ -1,0 +1,82 @@
+"""Curves of accuracy against cost."""
+
+from pathlib import Path
+
+from redi.corpus import TRUE_CLASS
+from redi.records.results import Results, Row
+from redi.rows import DENSE, marked_title
+
+#: Line styles: dashed is an oracle, dotted a score that needs a dense pass.
+LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
+
+
+def draw_curves(results: Results, path: Path) -> bool:
+    """Top-1 against analytic cost: one line per (score, reducer), one panel per classifier.
+
+    If no reducer was measured at three costs or more, no file is written and the result is False.
+    """
+    from matplotlib.figure import Figure
+
+    names = results.classifiers
+    curves = {name: curves_of(results, name) for name in names}
+    if not any(curves.values()):
+        return False
+    figure = Figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    labels = sorted({name for lines in curves.values() for name in lines})
+    for axes, classifier in zip(panels, names, strict=True):
+        dense = results.row(DENSE, classifier)
+        for name, points in sorted(curves[classifier].items()):
+            number = labels.index(name)
+            axes.plot(
+                [row.cost for row in points] + [1.0],
+                [row.top1 for row in points] + [dense.top1],
+                marker="osD^v<>ph*"[number % 10],
+                markersize=4,
+                linewidth=1.4,
+                linestyle=LINES[line_style(points[0])],
+                label=name,
+                color=f"C{number % 10}",
+            )
+        axes.axhline(dense.top1, color="0.5", linewidth=0.8)
+        axes.set(
+            xlabel="cost relative to dense", ylabel="Top-1, %", title=f"{classifier} classifier, {dense.images} images"
+        )
+        axes.grid(alpha=0.25)
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=2 if len(names) == 1 else 4,
+        fontsize=8,
+        frameon=False,
+        title="dashed: an oracle, needs the true class; dotted: needs a dense pass for its score",
+        title_fontsize=8,
+    )
+    figure.savefig(path, dpi=160)
+    return True
+
+
+def curves_of(results: Results, classifier: str) -> dict[str, list[Row]]:
+    """The rows of each curve, cheapest first; a curve has three costs or more."""
+    curves: dict[str, list[Row]] = {}
+    for row in results.rows:
+        usual = row.is_usual(results.notes.budget)
+        if row.classifier == classifier and row.reducer and not row.after and usual:
+            curves.setdefault(_curve_name(row), []).append(row)
+    return {name: sorted(points, key=lambda row: row.cost) for name, points in curves.items() if len(points) > 2}
+
+
+def line_style(row: Row) -> str:
+    if row.label_source == TRUE_CLASS:
+        return "dashed"
+    return "dotted" if row.scorer else "solid"
+
+
+def _curve_name(row: Row) -> str:
+    if not row.scorer:
+        return row.reducer
+    return f"{row.reducer}, {marked_title(row.score, row.label_source)}"

@@ -1,0 +1,1 @@
+"""One run: its folder, configuration, passes over images, processes and progress."""

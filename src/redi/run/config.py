@@ -1,0 +1,178 @@
+"""The configuration of a run, which is read from TOML and saved with all values; unknown keys are errors."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redi.budget import Budget
+from redi.errors import ConfigError, RediError
+from redi.probe import LinearProbe
+from redi.vocabulary import N_PASSES, N_WORDS
+
+T = TypeVar("T")
+
+#: Words are stored in 16 bits.
+MOST_WORDS = 32767
+CLASSIFIERS = ("probe", "native", "both")
+FEATURES = ("postnorm", "prenorm")
+CACHES = ("none", "fp16")
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    n_words: int = N_WORDS  # visual words, the paper's K
+    n_passes: int = N_PASSES  # k-means passes over the corpus
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    epochs: int = LinearProbe.epochs
+    batch_size: int = LinearProbe.batch_size
+    learning_rate: float = LinearProbe.learning_rate
+    weight_decay: float = LinearProbe.weight_decay
+    min_steps: int = LinearProbe.min_steps  # small data sets take at least this many steps
+    features: str = "postnorm"  # tokens after the final norm, or before it (prenorm)
+
+    @property
+    def prenorm(self) -> bool:
+        return self.features == "prenorm"
+
+
+@dataclass(frozen=True)
+class AnalysisConfig:
+    n_words: int = N_WORDS  # words of figure 2's own codebooks
+    sample: int = 96  # validation images in the explorer
+    typical: int = 6  # thumbnails per visual word
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How to compute, not what to compute: these settings change results in their last digits at most."""
+
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    batch_size: int = 32
+    workers: int = 2  # processes that decode images ahead
+    threads: int = 0  # CPU threads of torch; 0 means torch's own choice
+    strict: bool = False  # stop at an image that cannot be decoded instead of skipping it
+    cache: str = "none"  # fp16 keeps patch features on disk, so that later passes skip the backbone
+    chunk: int = 256  # images per chunk, the unit of work that a killed run may lose
+    save_every: float = 5.0  # seconds between two saves of finished work
+    patience: float = 120.0  # seconds to wait for a batch before the workers are restarted
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    backbone: str = ""  # Hub name or folder
+    train: str = ""  # labelled images for the corpus
+    val: str = ""  # labelled images for the evaluation
+    out: str = ""  # the run folder
+    revision: str = ""  # of a Hub name
+    size: int = 0  # side of the crop in pixels; 0 gives a 14x14 grid
+    classifier: str = "probe"  # probe, native or both
+    class_map: str = ""  # file that maps folders to the classes of the checkpoint's head
+    seed: int = 0  # draws the views, the random score and the probe's batches
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    budget: Budget = field(default_factory=Budget)
+    analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    def checked(self) -> "RunConfig":
+        """Return the configuration, or raise an error that says what is missing or impossible."""
+        for name in ("backbone", "train", "val", "out"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} is missing (or `{name}` in the configuration file).")
+        _choice("classifier", self.classifier, CLASSIFIERS)
+        _choice("features", self.probe.features, FEATURES)
+        _choice("cache", self.runtime.cache, CACHES)
+        for name, value in (
+            ("batch_size", self.runtime.batch_size),
+            ("n_words", self.vocabulary.n_words),
+            ("n_passes", self.vocabulary.n_passes),
+            ("chunk", self.runtime.chunk),
+            ("analysis.n_words", self.analysis.n_words),
+            ("analysis.sample", self.analysis.sample),
+            ("analysis.typical", self.analysis.typical),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name} must be positive, not {value}.")
+        if max(self.vocabulary.n_words, self.analysis.n_words) > MOST_WORDS:
+            raise ConfigError(f"A vocabulary has at most {MOST_WORDS:,} words: they are stored in 16 bits.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must lie in 0 to 2**32 - 1, not {self.seed}.")
+        if self.size < 0:
+            raise ConfigError(f"size must be a number of pixels, not {self.size}.")
+        if min(self.runtime.workers, self.runtime.threads, self.runtime.save_every) < 0:
+            raise ConfigError("workers, threads and save_every must not be negative.")
+        if not self.runtime.patience > 0:
+            raise ConfigError(f"patience must be positive, not {self.runtime.patience:g}.")
+        return self
+
+
+def read_config(path: Path) -> RunConfig:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+    return overlay(RunConfig(), content, str(path))
+
+
+def saved_config(folder: Path) -> RunConfig:
+    """The configuration of a run folder, which may have been moved."""
+    path = folder / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{folder} is not a run folder: it has no config.toml. Use `redi run` first.")
+    return replace(read_config(path), out=str(folder))
+
+
+def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:
+    """Return ``base`` with some of its fields changed; an unknown key is an error."""
+    assert is_dataclass(base)
+    assert not isinstance(base, type)
+    names = {entry.name for entry in fields(base)}
+    values: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in names:
+            raise ConfigError(f"{where}: unknown key {name!r}; known are {', '.join(sorted(names))}.")
+        current = getattr(base, name)
+        if is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: {name} must be a table, [{name}].")
+            values[name] = overlay(current, value, f"{where} [{name}]")
+        elif isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
+            values[name] = float(value)
+        elif type(value) is not type(current):
+            raise ConfigError(f"{where}: {name} must be of type {type(current).__name__}, not {value!r}.")
+        else:
+            values[name] = value
+    try:
+        return replace(base, **values)
+    except ConfigError:
+        raise
+    except RediError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML with all values; :func:`read_config` reads it back."""
+    content = asdict(config)
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    lines = [_line(name, value) for name, value in content.items() if name not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(_line(key, value) for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: object) -> str:
+    """Strings, numbers and booleans read the same in JSON and in TOML."""
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")

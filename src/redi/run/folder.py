@@ -1,0 +1,168 @@
+"""One run folder: its data and checkpoint, its artefacts, and the tools that every stage needs."""
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redi.backbone import Backbone, load_backbone
+from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
+from redi.errors import ArtifactError, CorpusError, ImageError
+from redi.images import LabelledImages, open_images, relabel
+from redi.images.loader import ViewDataset
+from redi.images.preprocessing import default_size
+from redi.records import artifacts
+from redi.run.config import RunConfig, to_toml
+from redi.run.distributed import Ranks
+from redi.run.passes import Outcome, Pass, PassRunner
+
+#: Increased by one when a stage computes something new, so that old artefacts are made again.
+FORMAT = 2
+
+
+class Run:
+    """A configuration bound to its data, its checkpoint and its folder.
+
+    The model is loaded when a stage first needs it, so reading a finished run is fast.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+        self.config = config.checked()
+        self.ranks = ranks
+        self.device = device
+        self.folder = Path(config.out).expanduser()
+        self.training: LabelledImages = open_images(config.train)
+        self.validation: LabelledImages = relabel(open_images(config.val), self.training)
+        if len(set(self.training.labels)) < 2:
+            raise CorpusError(
+                f"{config.train} has images of fewer than two classes, but TF-IDF contrasts a class with the rest."
+            )
+        self.checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+        self.identity = {
+            "backbone": checkpoint_digest(self.checkpoint),
+            "train": self.training.fingerprint(),
+            "val": self.validation.fingerprint(),
+        }
+        self._size = self._other_size()
+        self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        backbone = load_backbone(self.checkpoint).to(self.device)
+        return backbone.at_size(self.config.size) if self.config.size else backbone
+
+    def _other_size(self) -> str:
+        """The size of the input if it is not the default; a size that does not fit the backbone fails here."""
+        if not self.config.size or self.config.size == default_size(self.backbone.patch_size):
+            return ""
+        return str(self.config.size)
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def key(self, stage: str, *data: str, **settings: Any) -> dict[str, Any]:
+        """Everything an artefact depends on: the checkpoint, the named data sets, the settings and the inputs.
+
+        An upstream artefact enters as its digest, so a change reaches everything that depends on it.
+        """
+        identity = {name: self.identity[name] for name in ("backbone", *data)}
+        if self._size:
+            identity["size"] = self._size
+        return {"stage": stage, "format": FORMAT, **identity, **settings}
+
+    def digest(self, name: str) -> str:
+        manifest = artifacts.read_manifest(self.path(name))
+        if manifest is None:
+            raise ArtifactError(f"{self.path(name)} is missing; run the stage that makes it.")
+        digest: str = manifest["digest"]
+        return digest
+
+    def current(self, name: str, key: artifacts.Key) -> bool:
+        """Whether an artefact exists and has this key; an artefact of another run is an error."""
+        manifest = artifacts.read_manifest(self.path(name))
+        if manifest is None:
+            return False
+        for part in ("backbone", "train", "val"):
+            if manifest["key"].get(part, self.identity[part]) != self.identity[part]:
+                raise ArtifactError(_foreign(self.path(name), part))
+        return artifacts.is_current(self.path(name), key)
+
+    def load(self, name: str) -> dict[str, Tensor]:
+        return artifacts.load(self.path(name))[0]
+
+    def save(self, name: str, tensors: Mapping[str, Tensor], key: artifacts.Key, **notes: Any) -> None:
+        artifacts.save(self.path(name), tensors, key, **notes)
+
+    def dataset(self, images: LabelledImages, four_views: bool = False) -> ViewDataset:
+        return ViewDataset(
+            images, self.backbone.preprocessing, four_views, self.config.seed, self.config.runtime.patience
+        )
+
+    def finish(
+        self, work: Pass, key: artifacts.Key, save: Callable[[Outcome], object], all_decoded: bool = False
+    ) -> None:
+        """Run a pass, let the main process save its outcome, then remove the parts of the pass.
+
+        With ``all_decoded`` a skipped image is an error: its scores exist, so it must still be readable.
+        """
+        outcome = self.passes.run(work, key)
+        if outcome is not None:
+            if all_decoded and outcome.skipped:
+                raise ImageError(
+                    f"{outcome.skipped[0][1]} It could be decoded when its scores were made: restore the file, delete "
+                    f"{self.folder / 'partial'} and run again."
+                )
+            save(outcome)
+        self.ranks.wait()
+        self.passes.discard(work.name)
+
+    def claim(self) -> None:
+        """Record the data and the checkpoint of the run; the folder of another run is an error."""
+        note = self.folder / "run.json"
+        if note.exists():
+            try:
+                recorded = json.loads(note.read_text(encoding="utf-8"))["identity"]
+                differing = [part for part in self.identity if recorded[part] != self.identity[part]]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise ArtifactError(f"{note} is damaged: delete it and run again.") from None
+            if differing:
+                raise ArtifactError(_foreign(self.folder, differing[0]))
+        for leftover in artifacts.leftovers(self.folder):
+            leftover.unlink(missing_ok=True)
+        artifacts.write_text(note, json.dumps({"identity": self.identity}, indent=2) + "\n")
+        artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Allow one run at a time in a folder. The lock ends with the process, even if it is killed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ArtifactError(
+            f"The run folder {folder} cannot be written: {error.strerror}. Choose another --out."
+        ) from None
+    with file:
+        try:
+            # lockf instead of flock, whose lock would survive in the forked workers of a killed run.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ArtifactError(
+                f"Another redi process is working in {folder}: wait for it, or choose another --out."
+            ) from None
+        yield
+
+
+def _foreign(path: Path, part: str) -> str:
+    names = {"backbone": "backbone", "train": "training set", "val": "validation set"}
+    return (
+        f"{path} belongs to another {names[part]} than this command names: choose another --out, or delete it to "
+        "start again."
+    )

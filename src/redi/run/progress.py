@@ -1,0 +1,77 @@
+"""Progress of long stages: a bar with rate and time left on a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+#: Seconds between two lines when the output is not a terminal.
+LINE_EVERY = 15.0
+
+
+class _Lines:
+    def __init__(self, title: str, total: int, done: int) -> None:
+        self.title, self.total, self.done, self.before = title, total, done, done
+        self.begin = self.last = monotonic()
+
+    def advance(self, images: int) -> None:
+        # One process counts for all, and its share may be larger than the others'.
+        self.done = min(self.done + images, self.total)
+        if monotonic() - self.last > LINE_EVERY:
+            self.last = monotonic()
+            self.show()
+
+    def show(self) -> None:
+        rate = (self.done - self.before) / max(monotonic() - self.begin, 1e-6)
+        left = f", {_duration((self.total - self.done) / rate)} left" if 0 < self.done < self.total else ""
+        speed = f", {rate:.1f} images/s" if rate else ""
+        say(f"  {self.title}: {self.done}/{self.total} images{speed}{left}")
+
+
+@contextmanager
+def track(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show the progress of a pass over ``total`` images, of which an earlier run finished ``done``.
+
+    The context gives a function that takes the number of images that were just finished.
+    """
+    if not show:
+        yield lambda images: None
+    elif sys.stderr.isatty():
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            progress.TextColumn("  {task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            progress.TimeRemainingColumn(),
+        )
+        with progress.Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+            task = bar.add_task(title, total=total, completed=done, rate="")
+            begin, finished = monotonic(), 0
+
+            def advance(images: int) -> None:
+                nonlocal finished
+                finished += images
+                rate = finished / max(monotonic() - begin, 1e-6)
+                bar.update(task, advance=images, rate=f"{rate:.1f}/s")
+
+            yield advance
+    else:
+        lines = _Lines(title, total, done)
+        yield lines.advance
+        lines.show()
+
+
+def say(text: str) -> None:
+    """Print one line for the user; results go to stdout, everything else to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,139 @@
+"""The paths through a backbone that are timed, from pixels to final hidden states."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import DINOv3ViTConfig, DINOv3ViTModel
+
+from redi.attention import head_mean
+from redi.backbone import Backbone, Watch
+from redi.backbone.families import FAMILIES
+from redi.budget import Budget
+from redi.errors import ConfigError
+from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing
+from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Reducer, Schedule
+from redi.rows import DENSE
+from redi.score import norm01
+from redi.vocabulary import N_WORDS
+
+#: (width, heads) of random ViTs in DINOv3's layout.
+SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+
+Pixels = Float[Tensor, "batch channels height width"]
+Scores = Float[Tensor, "batch patches"]
+Forward = Callable[[Pixels, Scores], Tensor]
+
+
+@dataclass(frozen=True)
+class TimedPath:
+    """A path through a backbone, its analytic cost and the tokens it leaves."""
+
+    row: str
+    scoring: bool
+    forward: Forward | None  # None if it cannot be made; the note says why
+    cost: float | None = None  # multiply-adds relative to the dense blocks
+    tokens: int | None = None  # after the last block, prefix included
+    schedule: Schedule = ()
+    loops: bool = False  # whether it has a loop that a compiler would unroll
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.row} with scoring" if self.scoring else self.row
+
+
+def random_backbone(size: str) -> Backbone:
+    """A ViT with random weights, the same in every call: depth 12, patch 16, 224 px, 4 registers."""
+    width, heads = SIZES[size]
+    config = DINOv3ViTConfig(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=12,
+        num_attention_heads=heads,
+        num_register_tokens=4,
+        patch_size=16,
+        image_size=224,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DINOv3ViTModel(config)
+    preprocessing = Preprocessing(256, 224, DEFAULT_MEAN, DEFAULT_STD)
+    return Backbone(model, FAMILIES["dinov3_vit"], None, preprocessing)
+
+
+def timed_paths(
+    backbone: Backbone, reducers: Sequence[str], scoring: bool = True, budget: Budget = Budget(), cost: float = 0.0
+) -> list[TimedPath]:
+    """The dense path, then each reducer. Reducers that need scores also appear with the pass that makes them.
+
+    ``cost`` is the cost of progressive reducers relative to dense; 0 means the cost of the paper's operator.
+    """
+    on, own = backbone.geometry, Extent(budget)
+    cost = cost or REDUCERS[OPERATOR].cost(own, on)
+    paths = [TimedPath(DENSE, False, _dense(backbone), 1.0, on.prefix + on.patches)]
+    for name in reducers:
+        reducer = _with_random_words(REDUCERS[name], backbone)
+        try:
+            extent = own if reducer.follows_budget else reducer.extent_for_cost(cost, on)
+        except ConfigError as error:
+            paths.append(TimedPath(name, False, None, note=str(error)))
+            continue
+        for scored in (False, True) if scoring and reducer.needs_score else (False,):
+            paths.append(
+                TimedPath(
+                    name,
+                    scored,
+                    _reduced(backbone, reducer, extent, scored),
+                    reducer.cost(extent, on) + scored,
+                    on.prefix + reducer.tokens_left(extent, on),
+                    extent.schedule,
+                    reducer.loops,
+                )
+            )
+    return paths
+
+
+def _with_random_words(reducer: Reducer, backbone: Backbone) -> Reducer:
+    """Give random words to a reducer that uses words; time does not depend on them."""
+    if not isinstance(reducer, OneShot) or reducer.from_words is None:
+        return reducer
+    generator = torch.Generator().manual_seed(0)
+    words = normalize(torch.randn(N_WORDS, backbone.width, generator=generator), dim=1)
+    return reducer.with_words(words.to(backbone.device))
+
+
+def _dense(backbone: Backbone) -> Forward:
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        return backbone.encode(backbone.embed(pixels))
+
+    return forward
+
+
+def _reduced(backbone: Backbone, reducer: Reducer, extent: Extent, scoring: bool) -> Forward:
+    """A reduced path. With ``scoring``, a dense pass comes first and gives the incoming mass of its last block."""
+    last = backbone.depth - 1
+
+    def forward(pixels: Pixels, scores: Scores) -> Tensor:
+        tokens = backbone.embed(pixels)
+        if scoring:
+            watch = Watch(head_mean, blocks=(last,))
+            backbone.encode(tokens, watch=(watch,))
+            scores = norm01(watch.value(last).mean(dim=1)[:, backbone.prefix :])
+        return reducer.apply(backbone, tokens, extent, scores if reducer.needs_score else None)
+
+    return forward
+
+
+def compiled(forward: Forward, backend: Any = "inductor") -> Forward:
+    """Compile a path into one graph with fixed shapes.
+
+    Rows share a Python function. They do not share compiled code, because every call would then try the guards of all
+    rows, one after the other.
+    """
+    return torch.compile(  # type: ignore[call-overload, no-any-return]  # not in its overloads
+        forward, fullgraph=True, dynamic=False, backend=backend, isolate_recompiles=True
+    )

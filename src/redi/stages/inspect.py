@@ -1,0 +1,235 @@
+"""One image through every stage, computed live: with the corpus of a run, or with attention alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from redi.attention import ATTENTION_SCORES
+from redi.backbone import AttentionScores, Backbone, Classifier, load_backbone
+from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
+from redi.backbone.classifier import NATIVE
+from redi.budget import Budget
+from redi.centroids import dot_products
+from redi.corpus import corpus_map, tfidf_term
+from redi.errors import ArtifactError, BackboneError, ConfigError
+from redi.evaluate import top5
+from redi.images import load_image, open_images
+from redi.images.classes import class_titles, head_classes
+from redi.probe import LinearProbe
+from redi.records import artifacts
+from redi.records.explained import Explained, Fate, Guess, corpus_steps, printable
+from redi.reduction import keep_merge_compress
+from redi.rows import DENSE, Score
+from redi.run.config import RunConfig, saved_config
+from redi.run.distributed import choose_device
+from redi.score import hybrid
+from redi.views import View
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A backbone and the views of an image that it encodes."""
+
+    backbone: Backbone
+    views: Sequence[View]
+    crops: Tensor  # [views, 3, size, size] uint8
+
+    @classmethod
+    def of(cls, backbone: Backbone, image: Path, index: int | None, seed: int = 0) -> "_Forward":
+        """With the four views drawn for ``index``, or only the reference crop if ``index`` is None."""
+        views, crops = backbone.preprocessing.cut(load_image(image), index, seed)
+        return cls(backbone, views, crops)
+
+    def pixels(self, views: slice) -> Tensor:
+        return self.backbone.preprocessing.normalise(self.crops[views].to(self.backbone.device))
+
+    def dense(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (final tokens, attention maps) of the reference crop."""
+        backbone = self.backbone
+        attention = AttentionScores(backbone.depth, backbone.prefix)
+        tokens = backbone.embed(self.pixels(slice(1)))
+        hidden = backbone.encode(tokens, watch=attention.watches)
+        return hidden, attention.maps()
+
+    def words(self, hidden: Tensor, centroids: Tensor) -> Tensor:
+        """The words of all views. ``hidden`` holds the final tokens of the first view, from :meth:`dense`."""
+        backbone = self.backbone
+        others = backbone.encode(backbone.embed(self.pixels(slice(1, None))))
+        patches = torch.cat([hidden, others])[:, backbone.prefix :]
+        return dot_products(patches, centroids.to(backbone.device)).argmax(dim=-1)
+
+    def reduced(self, scores: Mapping[str, Tensor], budget: Budget) -> tuple[dict[str, Fate], dict[str, Tensor]]:
+        """Return (where the patches go, final tokens), by score. All scores run in one batch."""
+        tokens = self.backbone.embed(self.pixels(slice(1)).expand(len(scores), -1, -1, -1))
+        assert tokens.grid is not None
+        stacked = torch.cat(list(scores.values()))
+        reduction = keep_merge_compress(tokens.patches, stacked, budget, tokens.grid)
+        hidden = self.backbone.encode(tokens.reduced(reduction))
+        kept, _, _ = budget.counts(stacked.shape[1])
+        fates = {
+            name: Fate(reduction.source[k].cpu(), reduction.positions[k].cpu(), kept) for k, name in enumerate(scores)
+        }
+        return fates, {name: hidden[k : k + 1] for k, name in enumerate(scores)}
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A classifier and the titles of its classes."""
+
+    classifier: Classifier
+    titles: Sequence[str]
+
+    def guesses(self, hidden: Tensor) -> list[Guess]:
+        best, values = top5(self.classifier.logits(hidden))
+        pairs = zip(best[0].tolist(), values[0].tolist(), strict=True)
+        return [Guess(self.titles[place], value) for place, value in pairs]
+
+
+@torch.no_grad()
+def inspect_alone(image: Path, backbone: str, device: str = "auto") -> Explained:
+    """Attention scores of an image and the roles they assign, with Top-5 if the checkpoint has a head."""
+    model = load_backbone(backbone).to(choose_device(device))
+    forward = _Forward.of(model, image, None)
+    hidden, scores = forward.dense()
+    reader = _Reader(Classifier(model), model.class_names) if model.class_names else None
+    empty = torch.empty(0, model.geometry.patches)
+    steps = (empty.long(), empty, empty, empty.bool())
+    return _explained(image.name, ("", ""), forward, steps, hidden, scores, Budget(), reader)
+
+
+@torch.no_grad()
+def inspect_in_run(
+    image: Path, folder: Path, class_name: str = "", device: str = "auto", names: Path | None = None
+) -> Explained:
+    """All scores of any image, for the class called ``class_name`` or, without a name, for the predicted class.
+
+    An image of the run's own validation set gets the views it had in the run. Any other image gets those of index 0.
+    """
+    config = saved_config(folder)
+    vocabulary, manifest = artifacts.load_named(folder, "vocabulary")
+    stored, tfidf_manifest = artifacts.load_named(folder, "tfidf")
+    backbone = _run_backbone(config, folder, manifest["key"]["backbone"]).to(choose_device(device))
+    folders: list[str] = tfidf_manifest["key"]["classes"]
+    columns: list[int] = []
+    if config.classifier != "probe":
+        file = Path(config.class_map) if config.class_map else None
+        columns, _ = head_classes(folders, backbone.class_names or [], file)
+    titles = class_titles(folders, backbone.class_names or [], columns, names)
+    named_label = _class_number(class_name, folders, titles) if class_name else None
+    reader = _run_reader(backbone, config, folder, titles, columns)
+
+    forward = _Forward.of(backbone, image, _index(image, config.val), config.seed)
+    hidden, scores = forward.dense()
+    logits = reader.classifier.of_data(reader.classifier.logits(hidden))[0]
+    label = int(logits.argmax()) if named_label is None else named_label
+    words = forward.words(hidden, vocabulary["centroids"]).cpu()
+    weights = stored["table"][label]
+    views = tuple(forward.views)
+    tfidf = corpus_map(tfidf_term(stored), weights[None], words[None], [views]).to(hidden.device)
+    products = {Score("tfidf", name).name: hybrid(tfidf, scores[name]) for name in ATTENTION_SCORES}
+    return _explained(
+        image.name,
+        (titles[label], "given" if class_name else "predicted"),
+        forward,
+        (words, *corpus_steps(weights, words, views)),
+        hidden,
+        {"tfidf": tfidf, **scores, **products},
+        config.budget,
+        reader,
+    )
+
+
+def _explained(
+    name: str,
+    looked_up: tuple[str, str],
+    forward: _Forward,
+    steps: tuple[Tensor, Tensor, Tensor, Tensor],
+    hidden: Tensor,
+    scores: Mapping[str, Tensor],
+    budget: Budget,
+    reader: _Reader | None,
+) -> Explained:
+    # As in a run, a map is rounded to FP16 before it decides anything.
+    rounded = {row: value.half().float() for row, value in scores.items()}
+    fates, reduced = forward.reduced(rounded, budget)
+    guesses = {}
+    if reader is not None:
+        sequences = {DENSE: hidden, **reduced}
+        guesses = {row: reader.guesses(sequence) for row, sequence in sequences.items()}
+    words, lookups, aligned, valid = steps
+    return Explained(
+        name=printable(name),
+        looked_up=looked_up[0],
+        label_source=looked_up[1],
+        grid=forward.backbone.geometry.grid,
+        budget=budget,
+        crops=forward.crops,
+        views=forward.views,
+        words=words,
+        lookups=lookups,
+        aligned=aligned,
+        valid=valid,
+        scores={row: value[0].cpu() for row, value in rounded.items()},
+        fates=fates,
+        guesses=guesses,
+    )
+
+
+def _run_backbone(config: RunConfig, folder: Path, digest: str) -> Backbone:
+    """The backbone of a run, if its checkpoint is still the one that the run was made with."""
+    try:
+        checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+    except BackboneError as error:
+        raise BackboneError(
+            f"{error} The run names its backbone {config.backbone}; a relative path starts at the folder in which the "
+            "run was started."
+        ) from None
+    if checkpoint_digest(checkpoint) != digest:
+        raise ArtifactError(
+            f"The checkpoint {config.backbone} has changed since {folder} was made: run `redi run` with another --out."
+        )
+    backbone = load_backbone(checkpoint)
+    return backbone.at_size(config.size) if config.size else backbone
+
+
+def _run_reader(
+    backbone: Backbone, config: RunConfig, folder: Path, titles: Sequence[str], columns: Sequence[int]
+) -> _Reader:
+    if config.classifier == NATIVE:
+        head = Classifier(backbone, columns=torch.tensor(columns))
+        return _Reader(head, backbone.class_names or [])
+    stored, _ = artifacts.load_named(folder, "probe")
+    weight, bias = (stored[name].to(backbone.device) for name in ("weight", "bias"))
+    probe = LinearProbe.fitted(weight, bias)
+    return _Reader(Classifier(backbone, probe, config.probe.prenorm), titles)
+
+
+def _index(image: Path, validation: str) -> int:
+    """Index of an image in the run's own validation folder; 0 for any other image.
+
+    Paths are compared before links are followed, because a validation folder may hold links into a larger data set.
+    """
+    folder = Path(validation).expanduser()
+    if not folder.is_dir():
+        return 0
+    for path, root in ((image.absolute(), folder.absolute()), (image.resolve(), folder.resolve())):
+        if path.is_relative_to(root):
+            images, name = open_images(validation), path.relative_to(root).as_posix()
+            names = (images.image_name(index) for index in range(len(images.labels)))
+            return next((index for index, other in enumerate(names) if other == name), 0)
+    return 0
+
+
+def _class_number(query: str, folders: Sequence[str], titles: Sequence[str]) -> int:
+    """Find a class by its folder or its title; "tench" finds "tench, Tinca tinca"."""
+    for names in (folders, titles, [title.split(",")[0] for title in titles]):
+        matches = [k for k, name in enumerate(names) if name.casefold() == query.casefold()]
+        if len(matches) == 1:
+            return matches[0]
+    close = get_close_matches(query, list(dict.fromkeys([*folders, *titles])), n=3, cutoff=0.5)
+    hint = f" Did you mean {', '.join(close)}?" if close else ""
+    raise ConfigError(f"The run has no class {query!r}.{hint}")

@@ -1,0 +1,75 @@
+"""The command line and the cost of importing the package."""
+
+import subprocess
+import sys
+
+import pytest
+
+import redi
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "redi", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("code", ["import redi", "import redi.cli"])
+def test_importing_loads_neither_torch_nor_transformers(code: str) -> None:
+    check = f"import sys; {code}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves() -> None:
+    for name in redi.__all__:
+        assert getattr(redi, name) is not None
+    for module in ("score", "views", "tfidf", "vocabulary", "attention", "reduction", "cost", "probe"):
+        assert getattr(redi, module).__name__ == f"redi.{module}"
+    assert set(redi.__all__) < set(dir(redi))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        redi.nothing  # noqa: B018
+
+
+def test_help_comes_without_delay() -> None:
+    """Help needs none of the libraries that take long to import."""
+    heavy = ("torch", "numpy", "transformers", "matplotlib", "PIL", "safetensors")
+    code = (
+        "import sys\nfrom redi.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert "compare" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_help_and_version() -> None:
+    assert "cost" in run("--help").stdout
+    assert run("--version").stdout.strip() == f"redi {redi.__version__}"
+
+
+def test_cost_prints_table_3() -> None:
+    done = run("cost")
+    assert done.returncode == 0
+    for number in ("50.0 %", "48.0 %", "46.8 %", "71.7 %", "47.8 %"):
+        assert number in done.stdout
+
+
+def test_a_users_mistake_is_one_line_and_a_failure() -> None:
+    done = run("cost", "--keep", "0.9", "--merge", "0.5")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "redi: keep + merge must be at most 1, but is 0.9 + 0.5."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "--reducer", "melt"), "redi: There is no reducer 'melt'; choose one of"),
+        (("bench", "--size", "huge"), "redi: There is no size 'huge'; choose one of tiny, small, base."),
+        (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no config.toml."),
+    ],
+)
+def test_mistakes_of_the_bench_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1

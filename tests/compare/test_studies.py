@@ -1,0 +1,24 @@
+"""The ready-made studies before anything is measured."""
+
+import pytest
+
+from redi.budget import Budget
+from redi.compare.ground import Ground, Study
+from redi.compare.studies import STUDIES
+from redi.cost import Geometry
+from redi.reduction import Extent
+from redi.rows import Catalogue
+from redi.run.config import VocabularyConfig
+
+
+def studies_on(budget: Budget) -> list[Study]:
+    on = Geometry((14, 14), 1, 192, 64, 12)
+    ground = Ground(on, Extent(budget), Catalogue(), VocabularyConfig(), 4000)
+    return [study for make in STUDIES.values() for study in make(ground)]
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(0.4, 0.3, cells=3, spatial=0.5)])
+def test_no_two_rows_of_a_study_share_a_name(budget: Budget) -> None:
+    for study in studies_on(budget):
+        names = [variant.name(budget) for variant in study.variants]
+        assert len(set(names)) == len(set(study.variants)), study.name

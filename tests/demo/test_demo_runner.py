@@ -1,0 +1,62 @@
+"""The demo from end to end at a smaller size, and how much of the object a score keeps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from redi.demo.coverage import kept_coverage, object_share
+from redi.demo.runner import run_demo
+from redi.errors import ArtifactError
+from redi.records.results import read_results
+from redi.reduction import Budget
+from redi.rows import SCORES
+
+
+def test_object_share_by_hand() -> None:
+    # The object fills the left half of a 256 px picture; the crop begins at 16, so of 14 columns
+    # of 16 px the first seven are full.
+    mask = Image.new("1", (256, 256))
+    mask.paste(1, (0, 0, 128, 256))
+    share = object_share(mask, 256, 224, (14, 14)).view(14, 14)
+    assert share[:, :7].eq(1).all()
+    assert share[:, 7:].eq(0).all()
+
+
+def test_coverage_by_hand() -> None:
+    share = torch.tensor([[1.0, 0.5, 0.0, 0.5]])
+    budget = Budget(keep=0.5, merge=0.0)
+    assert kept_coverage(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), share, budget).item() == 0.75
+    assert kept_coverage(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), share, budget).item() == 0.25
+    everything = kept_coverage(torch.rand(1, 4), share, Budget(keep=1.0, merge=0.0))
+    assert everything.item() == pytest.approx(1.0)
+
+
+def test_the_demo_runs_prints_its_tables_and_is_quick_the_second_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_demo(tmp_path / "run", train_per_class=4, val_per_class=2)
+    printed = capsys.readouterr()
+    for text in ("Table 1", "Table 2", "Table 3", "Object kept"):
+        assert text in printed.out
+    results = read_results(tmp_path / "run")
+    assert [row.tokens for row in results.rows] == [201, *[107] * 10]
+    coverage = results.notes.object_coverage
+    assert coverage is not None
+    assert set(coverage) == set(SCORES)
+    assert 35 < coverage["random"] < 65, "a random half covers about half"
+    assert coverage["mass"] != coverage["random"]
+    run_demo(tmp_path / "run", train_per_class=4, val_per_class=2)
+    said = capsys.readouterr().err
+    assert said.count("already done") == 6
+
+
+def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "images").write_text("in the way")
+    with pytest.raises(ArtifactError, match="The demo cannot write its pictures"):
+        run_demo(tmp_path)
+    (tmp_path / "other" / "images" / "train").mkdir(parents=True)
+    (tmp_path / "other" / "images" / "train" / "mine.txt").touch()
+    with pytest.raises(ArtifactError, match="was not written by the generator"):
+        run_demo(tmp_path / "other")

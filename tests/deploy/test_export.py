@@ -1,0 +1,120 @@
+"""ONNX files that compute what PyTorch computes, and none that do not."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from families import CHECKPOINTS, make_model, save_checkpoint
+from redi.deploy import accelerate
+from redi.deploy.export import INPUT, export, onnx_libraries
+from redi.errors import ConfigError, ExportError
+
+
+def run(file: Path, **inputs: Tensor) -> list[Tensor]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    return [torch.from_numpy(value) for value in outputs]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_onnxruntime_computes_what_pytorch_computes(name: str, tmp_path: Path) -> None:
+    given = save_checkpoint(name, tmp_path / "timm") if "timm" in name else make_model(name)
+    model = accelerate(given, cost=0.7)
+    file = tmp_path / "model.onnx"
+    pixels, others = torch.randn(2, 2, 3, 40, 64)
+    written = export(model, file, pixels)
+    assert (written.file, written.inputs, written.bytes) == (file, (2, 3, 40, 64), file.stat().st_size)
+    assert written.difference < 1e-4
+    with torch.no_grad():
+        expected = model(others)
+    assert written.outputs == tuple(expected.keys())
+    for output, (_, wanted) in zip(run(file, **{INPUT: others}), expected.items(), strict=True):
+        assert (output - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert not list(tmp_path.glob(".*")), "the draft is gone"
+
+
+def test_a_file_that_computes_something_else_does_not_replace_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession
+
+    class Wrong:
+        """A runtime whose first output is off by a tenth of its largest number."""
+
+        def __init__(self, draft: Path, **options: Any) -> None:
+            assert draft.stat().st_size > 10_000
+            self.session = session(draft, **options)
+
+        def run(self, *args: Any) -> Any:
+            first, *rest = self.session.run(*args)
+            return [first + 0.1 * abs(first).max(), *rest]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Wrong)
+    file = tmp_path / "model.onnx"
+    file.write_text("written before")
+    with pytest.raises(ExportError, match=r"^onnxruntime's outputs differ .* 0\.1 .*written\.$"):
+        export(accelerate(make_model("vit_head"), cost=0.7), file, torch.randn(1, 3, 48, 48))
+    assert list(tmp_path.iterdir()) == [file], "no draft is left"
+    assert file.read_text() == "written before"
+
+
+def test_a_failing_exporter_is_one_line_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no such kernel\nin two lines")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    model, pixels = accelerate(make_model("vit"), cost=0.7), torch.randn(1, 3, 48, 48)
+    with pytest.raises(ExportError, match=r"^The export failed \(RuntimeError\): .*in two lines$"):
+        export(model, tmp_path / "model.onnx", pixels)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pixels = accelerate(make_model("vit"), cost=0.7), torch.randn(1, 3, 48, 48)
+    with pytest.raises(ConfigError, match=r"^.*model\.onnx must be a file in a folder that exists\.$"):
+        export(model, tmp_path / "gone" / "model.onnx", pixels)
+    half = accelerate(make_model("vit"), cost=0.7).to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"^Export a model in float32, not torch\.bfloat16.*$"):
+        export(half, tmp_path / "model.onnx", pixels)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r"^ONNX needs onnx, onnxruntime and onnxscript: pip .*$"):
+        export(model, tmp_path / "model.onnx", pixels)
+    assert not list(tmp_path.iterdir())
+
+
+class Sorts(nn.Module):
+    """Every way in which the reducers sort."""
+
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
+        down = values.sort(dim=1, descending=True, stable=True)
+        return (
+            values.argsort(dim=1, stable=True),
+            values.argsort(dim=-1, descending=True, stable=True),
+            down.values,
+            values.sort(dim=0, stable=True).indices,
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter warns of its own internals
+def test_sorting_is_stable_in_onnx_too(tmp_path: Path) -> None:
+    _, sort = onnx_libraries()
+    values = torch.randint(0, 3, (4, 60)).float()
+    program = torch.onnx.export(
+        Sorts(),
+        (values,),
+        dynamo=True,
+        input_names=["values"],
+        custom_translation_table={torch.ops.aten.sort.stable: sort},
+        verbose=False,
+    )
+    assert program is not None
+    program.save(tmp_path / "sorts.onnx")
+    for given in (values, torch.zeros(4, 60), torch.randint(0, 3, (4, 60)).float()):
+        outputs = run(tmp_path / "sorts.onnx", values=given)
+        assert all(map(torch.equal, outputs, Sorts()(given)))

@@ -1,0 +1,316 @@
+"""``redi tune``: parts that share no image, a curve, and a choice that can be trusted."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from families import save_checkpoint
+from redi.backbone import Backbone, load_backbone
+from redi.demo.generator import sample
+from redi.deploy import Accelerated, Setting, accelerate
+from redi.deploy.calibrate import calibrate
+from redi.deploy.readout import Readout
+from redi.deploy.sample import load_sample
+from redi.deploy.tune import recommend, tune
+from redi.errors import ConfigError, CorpusError, ImageError
+from redi.images import open_pictures
+from redi.images.folders import FlatImages
+from redi.records.timing import Spread
+from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
+from redi.reduction.schedule import Shape
+from redi.report.tune import draw_curve, tune_sheet, verdict
+from redi.statistics import paired_mean_test
+
+IMAGES = 48
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn scenes: flat/*.png without classes, classes/LABEL_<0..6>/*.png, three/LABEL_<0..2>/*.png."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "flat").mkdir()
+    for index in range(IMAGES):
+        picture = sample(3, index).image.resize((128, 128))
+        picture.save(folder / "flat" / f"{index:03}.png")
+        for name, count in (("classes", 7), ("three", 3)):
+            nested = folder / name / f"LABEL_{index % count}"
+            nested.mkdir(parents=True, exist_ok=True)
+            picture.save(nested / f"{index:03}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint("vit_head", tmp_path_factory.mktemp("vit_head"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint("dinov2", tmp_path_factory.mktemp("dinov2"))
+
+
+def small(model: Path, images: Path, **changes: object) -> TuneConfig:
+    config = TuneConfig(str(model), str(images), calibration=12, costs=(0.6, 0.9), workers=0)
+    return replace(config, repeats=2, batch=6, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tuned(headed: Path, pictures: Path) -> Tuned:
+    return tune(small(headed, pictures / "classes"))
+
+
+def test_labels_of_class_folders_are_those_of_the_head(tuned: Tuned, headed: Path) -> None:
+    assert (tuned.measure, tuned.images) == ("accuracy", IMAGES - 12)
+    assert tuned.dense_accuracy is not None
+    for point, cost in zip(tuned.points, (0.6, 0.9), strict=True):
+        assert cost - 0.05 < point.cost <= cost
+        assert point.accuracy == pytest.approx(tuned.dense_accuracy - point.drop)
+        assert point.drop_interval[0] <= point.drop <= point.drop_interval[1]
+        assert point.agreement_interval[0] <= point.agreement <= point.agreement_interval[1]
+    cheap, dear = tuned.points
+    assert dear.divergence < cheap.divergence, "less is lost where less is removed"
+    assert tuned.setting.shares == tuned.calibration.shape.shares(3)
+
+
+def test_accuracy_is_counted_on_the_checked_images(tuned: Tuned, headed: Path, pictures: Path) -> None:
+    """The test counts once more, on the pictures of the same part."""
+    backbone = load_backbone(headed)
+    part = load_sample(open_pictures(str(pictures / "classes")), backbone, 12, 1000).check
+    assert part.labels is not None
+    model = accelerate(backbone, setting=replace(tuned.setting, cost=0.6))
+    with torch.no_grad():
+        logits = model(backbone.preprocessing.normalise(part.pixels)).logits
+    right = (logits.argmax(dim=1) == part.labels).float().mean().item()
+    assert tuned.points[0].accuracy == pytest.approx(100 * right)
+
+
+@pytest.mark.parametrize("folder", ["flat", "three", "classes"])
+def test_a_model_without_a_head_decides_by_the_nearest_image(
+    encoder: Path, pictures: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = tune(small(encoder, pictures / folder))
+    assert tuned.measure == ("accuracy" if folder == "three" else "agreement")
+    assert tuned.images == IMAGES - 2 * 12
+    if folder == "classes":
+        said = capsys.readouterr().err
+        assert "12 images of 6 classes, but the images to check on have 7" in said
+    if folder != "three":
+        assert all(point.drop == pytest.approx(100 - point.agreement) for point in tuned.points)
+
+
+def test_size_threads_and_the_callers_backbone(headed: Path, pictures: Path) -> None:
+    backbone, before = load_backbone(headed), torch.get_num_threads()
+    tuned = tune(small(headed, pictures / "flat", size=48, threads=before + 1), backbone)
+    assert tuned.points[0].schedule[0] <= 36, "a grid of 6x6"
+    assert tuned.environment.threads == before + 1
+    assert torch.get_num_threads() == before
+    assert backbone.preprocessing.size == 112
+
+
+def test_folders_that_the_head_does_not_know_serve_for_agreement(
+    headed: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("cats", "dogs")):
+        (tmp_path / name).mkdir()
+        for file in sorted((pictures / "flat").iterdir())[number::2]:
+            (tmp_path / name / file.name).symlink_to(file)
+    assert tune(small(headed, tmp_path)).measure == "agreement"
+    assert "labels are not used" in capsys.readouterr().err
+
+
+def test_parts_share_no_image(encoder: Path, pictures: Path) -> None:
+    backbone = load_backbone(encoder)
+    drawn = load_sample(open_pictures(str(pictures / "flat")), backbone, 12, 1000)
+    parts = [drawn.bank.pixels, drawn.calibration.pixels, drawn.check.pixels]
+    assert [len(part) for part in parts] == [12, 12, IMAGES - 24]
+    everything = torch.cat(parts).flatten(1)
+    assert len(everything.unique(dim=0)) == IMAGES
+
+
+def test_few_images_leave_half_to_check_on(headed: Path, encoder: Path, pictures: Path) -> None:
+    images = open_pictures(str(pictures / "flat"))
+    assert len(load_sample(images, load_backbone(headed), 500, 1000).check.pixels) == IMAGES // 2
+    drawn = load_sample(images, load_backbone(encoder), 500, 1000)
+    counts = [len(part.pixels) for part in (drawn.bank, drawn.calibration, drawn.check)]
+    assert counts == [12, 12, 24]
+
+
+def test_too_few_or_too_damaged_images_are_refused(headed: Path, pictures: Path, tmp_path: Path) -> None:
+    for file in sorted((pictures / "flat").iterdir())[:10]:
+        (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(CorpusError, match="too few"):
+        tune(small(headed, tmp_path))
+    for number in range(30):
+        (tmp_path / f"broken{number}.png").write_bytes(b"no picture")
+    with pytest.raises(CorpusError, match="damaged"):
+        tune(small(headed, tmp_path))
+
+
+def test_damaged_images_are_missing_from_every_part(headed: Path, pictures: Path) -> None:
+    class Damaged(FlatImages):
+        def load(self, index: int) -> Image.Image:
+            if index in (0, 1, 2):
+                raise ImageError("broken")
+            return super().load(index)
+
+    # Two of the 32 chosen images are damaged.
+    drawn = load_sample(Damaged(pictures / "flat"), load_backbone(headed), 40, 8)
+    assert [len(part.pixels) for part in (drawn.calibration, drawn.check)] == [22, 8]
+
+
+def test_a_folder_is_flat_only_if_nothing_else_is_in_it(pictures: Path, tmp_path: Path) -> None:
+    assert len(open_pictures(str(pictures / "flat")).labels) == IMAGES
+    assert not open_pictures(str(pictures / "flat")).class_names
+    (tmp_path / "cats").mkdir()
+    for place in (tmp_path / "cover.png", tmp_path / "cats" / "one.png"):
+        place.symlink_to(pictures / "flat" / "000.png")
+    assert open_pictures(str(tmp_path)).class_names == ["cats"]
+    with pytest.raises(CorpusError, match="cannot be read"):
+        open_pictures("~nobody-of-this-name")
+
+
+def point(cost: float, drop: float, speedup: float) -> Point:
+    interval = (drop - 1, drop + 1)
+    quartiles = Spread(speedup - 0.005, speedup, speedup + 0.1)
+    return Point(cost, (5, 5), quartiles, None, 100 - drop, (90, 100), 0.1, drop, interval)
+
+
+def test_the_cheapest_allowed_and_faster_setting_is_recommended() -> None:
+    points = [point(0.5, 3.0, 1.6), point(0.6, 0.5, 1.4), point(0.7, 0.2, 1.2), point(0.9, 0.0, 1.1)]
+    assert recommend(points, 0.5) == 1
+    assert recommend(points, 0.1) == 3
+    assert recommend(points, 5.0) == 0
+    slow = [point(0.5, 0.0, 0.9), point(0.6, 0.0, 1.0), point(0.7, 0.0, 1.01)]
+    assert recommend(slow, 1.0) == 2, "nothing that was measured slower than dense"
+    assert recommend(slow[:2], 1.0) is None
+    assert recommend(points[:1], 1.0) is None
+
+
+def test_what_is_written_can_be_used(tuned: Tuned, headed: Path, tmp_path: Path) -> None:
+    chosen = replace(tuned, chosen=1, setting=replace(tuned.setting, cost=0.9))
+    assert [path.name for path in chosen.write(tmp_path / "out")] == ["tune.json", "setting.json"]
+    model = accelerate(headed, setting=tmp_path / "out" / "setting.json")
+    assert model.setting == chosen.setting
+    record = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert [entry["cost"] for entry in record["points"]] == [one.cost for one in tuned.points]
+    none = replace(tuned, chosen=None)
+    assert [path.name for path in none.write(tmp_path / "none")] == ["tune.json"]
+    draw_curve(chosen, tmp_path / "curve.png")
+    with Image.open(tmp_path / "curve.png") as picture:
+        assert picture.width > 600
+    sheet = tune_sheet(chosen)
+    assert (sheet.strong, len(sheet.rows)) == (1, 2)
+    assert "Recommended: cost 0.9" in verdict(chosen)
+    worse = replace(none, points=[point(0.6, 3.0, 1.5)])
+    assert "loses more than 0.5 points" in verdict(worse)
+    assert "faster on this machine" in verdict(replace(none, points=[point(0.6, 0.0, 0.8)]))
+
+
+def calibrated(dense: Accelerated, readout: Readout, images: Tensor, others: Tensor) -> Calibration:
+    return calibrate(dense, readout, images, others, readout.logits(dense, others), cost=0.7)
+
+
+class Preferring(Readout):
+    """Its logits stray further from dense, the fewer tokens the first block removes."""
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+    def logits(self, model: Accelerated, pixels: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(int(pixels.sum()))
+        noise = torch.rand(len(pixels), generator=generator)
+        first, *_, last = model.schedule(model.grid)
+        stray = 0.0 if last == 196 else 1 + self.gain * first / 196 + 0.3 * noise
+        return torch.stack([torch.zeros(len(pixels)), torch.as_tensor(stray).expand(len(pixels))], 1)
+
+
+def test_calibration_moves_the_shape_towards_what_strays_least(dinov3: Backbone) -> None:
+    dense = Accelerated(dinov3, Setting(cost=1.0))
+    images, others = torch.randint(0, 255, (2, 40, 3, 8, 8), dtype=torch.uint8)
+    moved = calibrated(dense, Preferring(5.0), images, others)
+    assert moved.shape.power == 2.6, "the search tries no earlier shape"
+    assert (moved.seen[0] < moved.seen[1], moved.unseen[0] < moved.unseen[1]) == (True, True)
+    same = calibrated(dense, Preferring(0.0), images, others)
+    assert same.shape == same.default == Shape(0, 2, 1.2), "without a clear gain nothing moves"
+
+
+def test_calibration_that_does_not_hold_elsewhere_is_not_used(dinov3: Backbone) -> None:
+    class Fickle(Preferring):
+        def logits(self, model: Accelerated, pixels: Tensor) -> Tensor:
+            self.gain = 5.0 if pixels[0, 0, 0, 0] == 0 else -0.5
+            return super().logits(model, pixels)
+
+    dense = Accelerated(dinov3, Setting(cost=1.0))
+    images, others = torch.randint(1, 255, (2, 40, 3, 8, 8), dtype=torch.uint8)
+    images[0, 0, 0, 0] = 0
+    fickle = calibrated(dense, Fickle(0.0), images, others)
+    assert fickle.seen[0] < fickle.seen[1]
+    assert fickle.unseen[0] >= fickle.unseen[1]
+    assert fickle.shape == fickle.default
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_drop": -1.0}, "max-drop"),
+        ({"max_drop": float("nan")}, "max-drop"),
+        ({"costs": (0.5, 1.0)}, "cost"),
+        ({"batch": 0}, "Batch"),
+        ({"calibration": 3}, "at least 8"),
+    ],
+)
+def test_impossible_requests_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TuneConfig("model", "images"), **changes).checked()  # type: ignore[arg-type]
+
+
+def test_paired_means() -> None:
+    first = torch.rand(400)
+    assert paired_mean_test(first, first) == 1.0
+    assert paired_mean_test(first + 0.1, first) < 1e-6
+    noise = torch.randn(400)
+    assert paired_mean_test(first + noise - noise.mean(), first) == pytest.approx(1.0)
+    z = 1.959964 * noise.std() / 20  # twenty is the root of 400
+    assert paired_mean_test(first + noise - noise.mean() + z, first) == pytest.approx(0.05, abs=1e-4)
+    assert paired_mean_test(first[:1] + 1, first[:1]) == 1.0
+
+
+def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
+    def redi(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "redi", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    options = ("--calibration", "12", "--cost", "0.7", "--repeats", "1", "--workers", "0")
+    images = ("--images", pictures / "flat")
+    done = redi("tune", headed, *images, *options, "--max-drop", "100")
+    assert done.returncode == 0, done.stderr
+    assert "points of agreement lost" in " ".join(done.stdout.split())
+    assert {file.name for file in (tmp_path / "tuned").iterdir()} >= {"tune.json", "curve.png"}
+    done = redi("export", headed, "--cost", "0.7", "--batch", "2", "--size", "48")
+    assert done.returncode == 0, done.stderr
+    assert "pixel_values 2x3x48x48 -> logits" in done.stdout
+    assert not done.stderr
+    assert (tmp_path / "model.onnx").exists()
+    wrong = {
+        ("tune", headed, "--images", "nowhere"): "no folder nowhere",
+        ("tune", headed, *images, "--cost", "1.5"): "between 0 and 1",
+        ("tune", headed, *images, *options, "--cost", "0.01"): "cannot be met",
+        ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "cannot be written to",
+        ("export", headed, "--cost", "2"): "between 0 and 1",
+        ("export", headed, "--setting", "none.json"): "no none.json",
+        ("export", headed, "--out", "no/where.onnx"): "folder that exists",
+        ("export", headed, "--batch", "0"): "--batch must be at least 1",
+        ("export", headed, "--size", "50"): "multiple of the patch size",
+    }
+    for arguments, message in wrong.items():
+        done = redi(*arguments)
+        assert done.returncode == 1, arguments
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr

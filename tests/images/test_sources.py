@@ -1,0 +1,149 @@
+"""Labelled images from folders, Hugging Face datasets and webdataset shards."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from redi.errors import CorpusError, ImageError
+from redi.images import FolderImages, open_images, relabel
+from redi.images.shards import MAX_MEMBER
+
+
+def picture(colour: str = "red") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_folder(root: Path, **classes: list[str]) -> Path:
+    for name, files in classes.items():
+        (root / name).mkdir(parents=True)
+        for file in files:
+            target = root / name / file
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(picture())
+    return root
+
+
+def test_folder_order_is_by_code_point_and_odd_files_are_passed_over(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, b=["2.png", "10.png", "deep/1.png"], a=["x.PNG", "notes.txt", ".hidden.png"], Z=[])
+    (root / "recipe.json").write_text("{}")
+    (root / ".cache").mkdir()
+    images = FolderImages(root)
+    assert images.class_names == ["Z", "a", "b"]
+    assert images.files == ["a/x.PNG", "b/10.png", "b/2.png", "b/deep/1.png"]
+    assert images.labels == [1, 2, 2, 2]
+    assert images.load(0).size == (20, 10)
+
+
+def test_fingerprint_changes_with_names_classes_and_sizes(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, a=["1.png"], b=["1.png"])
+    before = FolderImages(root).fingerprint()
+    assert FolderImages(root).fingerprint() == before
+    (root / "a" / "1.png").write_bytes(picture() + b"more")
+    changed = FolderImages(root).fingerprint()
+    (root / "c").mkdir()
+    assert len({before, changed, FolderImages(root).fingerprint()}) == 3
+
+
+def test_validation_labels_count_the_training_classes(tmp_path: Path) -> None:
+    training = FolderImages(make_folder(tmp_path / "t", a=["1.png"], b=["1.png"], c=["1.png"]))
+    validation = FolderImages(make_folder(tmp_path / "v", a=["1.png"], c=["1.png", "2.png"], d=[]))
+    relabelled = relabel(validation, training)
+    assert relabelled.labels == [0, 2, 2], "an empty folder that training lacks does no harm"
+    assert list(relabelled.class_names) == ["a", "b", "c"]
+    assert relabelled.load(1).size == (20, 10)
+    with pytest.raises(CorpusError, match="1 validation classes are absent from training: b"):
+        relabel(training, validation)
+
+
+def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="There is no folder"):
+        open_images(str(tmp_path / "missing"))
+    with pytest.raises(CorpusError, match="There are no images in"):
+        open_images(str(tmp_path))
+    with pytest.raises(CorpusError, match="No shard matches"):
+        open_images(str(tmp_path / "*.tar"))
+    with pytest.raises(CorpusError, match="must name a split"):
+        open_images("hf:owner/name")
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
+    with tarfile.open(path, "w") as file:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+
+
+def claim_size(path: Path, size: int) -> None:
+    """A shard with a picture of that many bytes, all zero: a hole in a sparse file."""
+    label, image = tarfile.TarInfo("1.cls"), tarfile.TarInfo("1.png")
+    label.size, image.size = 1, size
+    with path.open("wb") as file:
+        file.write(label.tobuf() + b"0".ljust(512, b"\0") + image.tobuf())
+        file.truncate(file.tell() + -(-size // 512) * 512 + 1024)
+
+
+def test_shards_are_read_in_order_and_never_extracted(tmp_path: Path) -> None:
+    write_shard(tmp_path / "b.tar", [("k2.cls", b"0"), ("k2.png", picture("blue")), ("k2.json", b"{}")])
+    write_shard(
+        tmp_path / "a.tar", [("d/k9.png", picture("lime")), ("d/k9.cls", b"2\n"), ("k1.jpg", b"bad"), ("k1.cls", b"1")]
+    )
+    for address in (str(tmp_path), str(tmp_path / "*.tar")):
+        images = open_images(address)
+        assert list(images.labels) == [2, 1, 0]
+        assert list(images.class_names) == ["0", "1", "2"]
+        assert images.image_name(0) == "a.tar/d/k9.png"
+        assert images.load(0).getpixel((0, 0)) == (0, 255, 0)
+        assert images.load(2).getpixel((0, 0)) == (0, 0, 255)
+        with pytest.raises(ImageError, match=r"a\.tar/k1\.jpg is not an image"):
+            images.load(1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar"]
+
+
+def test_shards_with_class_names(tmp_path: Path) -> None:
+    members = [("1.png", picture()), ("1.cls", b"tench"), ("2.png", picture()), ("2.cls", b"eel")]
+    write_shard(tmp_path / "x.tar", members)
+    images = open_images(str(tmp_path / "x.tar"))
+    assert (list(images.class_names), list(images.labels)) == (["eel", "tench"], [1, 0])
+
+
+def test_bad_shards_are_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", [("1.png", picture())])
+    with pytest.raises(CorpusError, match=r"no label \(\.cls\) for 1"):
+        open_images(str(tmp_path / "x.tar"))
+    (tmp_path / "y.tar").write_bytes(b"not a tar" * 200)
+    with pytest.raises(CorpusError, match="not a readable tar"):
+        open_images(str(tmp_path / "y.tar"))
+    write_shard(tmp_path / "w.tar", [("1.png", picture()), ("1.cls", b"0"), ("2.png", picture())])
+    whole = (tmp_path / "w.tar").read_bytes()
+    (tmp_path / "w.tar").write_bytes(whole[:1700])
+    with pytest.raises(CorpusError, match="not a readable tar"):
+        open_images(str(tmp_path / "w.tar"))
+    claim_size(tmp_path / "z.tar", MAX_MEMBER + 1)
+    with pytest.raises(ImageError, match="has 268,435,457 bytes, more than the 268,435,456"):
+        open_images(str(tmp_path / "z.tar")).load(0)
+
+
+def test_a_dataset_on_disk(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [{"bytes": picture(), "path": None}] * 3, "label": [1, 0, 1]}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    dataset.save_to_disk(tmp_path / "one")
+    images = open_images(str(tmp_path / "one"))
+    assert (list(images.class_names), list(images.labels)) == (["cat", "dog"], [1, 0, 1])
+    assert images.load(2).size == (20, 10)
+    assert images.fingerprint() == open_images(str(tmp_path / "one")).fingerprint()
+    datasets.DatasetDict({"train": dataset}).save_to_disk(tmp_path / "many")
+    with pytest.raises(CorpusError, match=r"several splits: pass one of .*train"):
+        open_images(str(tmp_path / "many"))
+    text = datasets.Dataset.from_dict({"text": ["a"]})
+    text.save_to_disk(tmp_path / "text")
+    with pytest.raises(CorpusError, match="a column of images and a column of labels; it has text"):
+        open_images(str(tmp_path / "text"))

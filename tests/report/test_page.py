@@ -1,0 +1,477 @@
+"""The report's page in a real browser: Chromium, headless, driven by Playwright, from disk."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import torch
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from redi.budget import Budget
+from redi.images.preprocessing import to_bytes
+from redi.pipeline import execute
+from redi.records.explained import Fate
+from redi.reduction import reduce
+from redi.report.build import build_report
+from redi.report.explorer import Explorer
+from redi.rows import SCORES
+from redi.run.config import saved_config
+
+#: Playwright brings no browser of its own here: the system's is used.
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+NAMES = ("</script><img src=x onerror=\"document.title='taken over'\">", "<b>blue</b>", "green & co", "red")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM and not os.environ.get("REDI_NEEDS_BROWSER"):
+        pytest.skip("needs Chromium on the path: `apt-get install chromium`, or run `make browser`")
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def folder(seen_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its classes bear hostile names, in the file of names as in the folders."""
+    place = tmp_path_factory.mktemp("page")
+    shutil.copytree(seen_run, place / "run")
+    (place / "names.txt").write_text("\n".join(NAMES))
+    build_report(place / "run", place / "names.txt")
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def explorer(folder: Path) -> Explorer:
+    return Explorer(folder, folder.parent / "names.txt")
+
+
+class Watched:
+    """A page, everything it complained about and every request it made."""
+
+    def __init__(self, page: Page, folder: Path) -> None:
+        self.page = page
+        self.address = "file://" + quote(str(folder / "report" / "index.html"))
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, anchor: str = "") -> Page:
+        self.page.goto(self.address + anchor)
+        return self.page
+
+    def outside(self) -> list[str]:
+        """Requests for anything but the file itself and the pictures within it."""
+        own = (self.address, "data:")
+        return [address for address in self.requests if not address.startswith(own)]
+
+
+@pytest.fixture
+def watched(browser: Browser, folder: Path) -> Iterator[Watched]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    watched = Watched(page, folder)
+    yield watched
+    page.close()
+    assert watched.complaints == []
+    assert watched.outside() == []
+
+
+def counts_on(page: Page) -> list[int]:
+    place = page.locator("#counts")
+    return [int(place.get_attribute(f"data-{role}") or -1) for role in ("keep", "merge", "compress")]
+
+
+def slide(page: Page, name: str, percent: int) -> None:
+    page.locator(f"#{name}").evaluate(
+        "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')); }", percent
+    )
+
+
+def test_loads_from_disk_without_a_complaint_or_a_request(watched: Watched) -> None:
+    page = watched.open()
+    expect(page.locator("h1")).to_contain_text("201 tokens become 107")
+    expect(page.locator(".oracle")).to_contain_text("Labels were used")
+    expect(page.locator("#grid .tile")).to_have_count(20)
+    expect(page.locator("#shown")).to_have_text("20 of 20 images")
+    expect(page.locator("#curves-probe > svg")).to_be_visible()
+    expect(page.locator("#frequency-chart path")).to_have_count(3)  # blocks of a depth of three
+    assert page.locator("img:not([alt])").count() == 0
+    assert page.title() == "REDI on backbone", "no name in the data was run as a script"
+    assert page.locator("#hero canvas").count() == 5
+
+
+def test_a_request_would_be_refused(watched: Watched) -> None:
+    page = watched.open()
+    refused = page.evaluate("fetch('https://example.org/').then(() => false, () => true)")
+    assert refused is True
+    assert any("Content Security Policy" in text for text in watched.complaints)
+    watched.complaints.clear()
+
+
+def test_hostile_names_are_text(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    hostile = explorer.names[0]
+    assert "</script>" in hostile
+    page.locator("#grid .tile").first.click()
+    expect(page.locator("#viewer-title")).to_contain_text(hostile)
+    expect(page.locator("#viewer-title")).to_contain_text(NAMES[0])
+    page.keyboard.press("Escape")
+    expect(page.locator("#class")).to_contain_text(NAMES[1])
+    page.locator(".word-card").filter(has_text=NAMES[0]).first.click()
+    expect(page.locator("#word-body")).to_contain_text(NAMES[0])
+    assert page.locator("img[src='x'], b").count() == 0
+    assert page.title() == "REDI on backbone"
+
+
+def test_role_counts_equal_the_operators_for_every_image_score_and_budget(watched: Watched, explorer: Explorer) -> None:
+    """The page computes roles itself; the Python operator is asked for the same scores and budgets."""
+    page = watched.open()
+    assert len(explorer) >= 20
+    for number, index in enumerate(explorer.indices):
+        row = SCORES[number % len(SCORES)]
+        page.evaluate(f"location.hash = 'image={index}&score={row}'")
+        expect(page.locator("#viewer-title")).to_contain_text(explorer.names[number])
+        scores = explorer.stored[f"scores/{row}"][number].float()[None]
+        for keep, merge in ((50, 25), (10 + 3 * number, 20), (33, 67), (100, 0)):
+            slide(page, "keep", keep)
+            slide(page, "merge", merge)
+            budget = Budget(keep / 100, min(merge / 100, 1 - keep / 100))
+            assert counts_on(page) == list(budget.counts(196)), (index, keep, merge)
+            reduction = reduce(torch.zeros(1, 196, 2), scores, budget)
+            fate = Fate(reduction.source[0], reduction.positions[0], budget.counts(196)[0])
+            # Which patch has which role, read off the page patch by patch through its own script.
+            assert roles_on(page) == kept_and_compressed(fate), (index, keep, merge)
+            assert page.locator("#counts").get_attribute("data-tokens") == str(len(fate.positions))
+            leaders = page.locator("#roles").get_attribute("data-leaders") or ""
+            assert [int(patch) for patch in leaders.split()] == fate.leaders
+            arrows = "drawn" if (keep, merge) == (50, 25) else "none"
+            expect(page.locator("#roles")).to_have_attribute("data-arrows", arrows)
+
+
+def roles_on(page: Page) -> tuple[list[int], list[int]]:
+    """(kept patches, compressed patches) that the roles canvas was drawn from."""
+    text = page.locator("#roles").get_attribute("data-roles") or ""
+    return [k for k, role in enumerate(text) if role == "0"], [k for k, role in enumerate(text) if role == "2"]
+
+
+def kept_and_compressed(fate: Fate) -> tuple[list[int], list[int]]:
+    roles = fate.roles
+    return [k for k, role in enumerate(roles) if role == 0], [k for k, role in enumerate(roles) if role == 2]
+
+
+def test_the_viewer_switches_scores_views_and_layers(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    page.locator("#grid .tile").nth(3).click()
+    expect(page.locator("#viewer")).to_be_visible()
+    drawn = page.locator("#map").evaluate("canvas => canvas.toDataURL()")
+    page.select_option("#viewer-row", "cls_mean")
+    expect(page.locator("#map-caption")).to_have_text("CLS mean, coloured by rank")
+    page.wait_for_function("old => document.querySelector('#map').toDataURL() !== old", arg=drawn)
+    expect(page.locator("#answers thead")).to_contain_text("Reduced by CLS mean")
+    page.locator("#aligned button").nth(2).click()
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF, random crop 1, aligned")
+    page.locator("#views button").nth(1).click()
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF, its mirror image")
+    roles = page.locator("#roles").evaluate("canvas => canvas.toDataURL()")
+    page.locator("#arrows").uncheck()
+    page.wait_for_function("old => document.querySelector('#roles').toDataURL() !== old", arg=roles)
+    guesses = explorer.guesses(3, "probe", "cls_mean")
+    for place, guess in enumerate(guesses):
+        expect(page.locator("#answers tbody tr").nth(place)).to_contain_text(guess.name)
+
+
+def test_a_patch_says_its_word_factors_rank_and_role(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open(f"#image={explorer.indices[2]}&score=redi_mass")
+    box = page.locator("#roles").bounding_box()
+    assert box is not None
+    row, column = 5, 9
+    patch = 14 * row + column
+    page.mouse.move(box["x"] + (column + 0.5) / 14 * box["width"], box["y"] + (row + 0.5) / 14 * box["height"])
+    image = explorer.explain(2, "probe")
+    word = int(image.words[0, patch])
+    place = page.locator("#patch")
+    expect(place).to_contain_text(f"Row {row + 1}, column {column + 1}")
+    expect(place).to_contain_text(f"visual word {word}")
+    label = explorer.labels[2]
+    expect(place).to_contain_text(f"{explorer.tfidf['idf'][word]:.3f}")
+    contrast = float(explorer.tfidf["contrast"][label, word])
+    support = float(explorer.tfidf["support"][label, word])
+    table = float(explorer.tfidf["table"][label, word])
+    for name, value in (("contrast", contrast), ("× support", support), ("its word", table)):
+        shown = re.search(rf"{name}\s*([\d.]+)", place.inner_text())
+        assert shown
+        assert float(shown[1]) == pytest.approx(value, abs=2e-3)
+    for row_name in ("tfidf", "mass", "redi_mass"):
+        expect(place).to_contain_text(f"{float(image.scores[row_name][patch]):.4f}")
+    order = image.scores["redi_mass"].argsort(descending=True, stable=True).tolist()
+    expect(place).to_contain_text(f"{order.index(patch) + 1} of 196")
+    role = ("keep", "merge", "compress")[image.fates["redi_mass"].roles[patch]]
+    expect(place).to_contain_text(role)
+    page.locator("#roles").focus()
+    page.keyboard.press("ArrowRight")
+    expect(place).to_contain_text(f"Row {row + 1}, column {column + 2}")
+    place.locator("button").click()
+    expect(page.locator("#word-title")).to_have_text(f"Visual word {int(image.words[0, patch + 1])}")
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ("random", ["TF-IDF [gt]", "Incoming mass", "Random"]),
+        ("cls_max", ["TF-IDF [gt]", "CLS max"]),
+        ("redi_rollout", ["TF-IDF [gt]", "Rollout", "REDI, rollout [gt]"]),
+    ],
+)
+def test_a_patch_shows_the_attention_score_beside_its_own(
+    watched: Watched, explorer: Explorer, row: str, shown: list[str]
+) -> None:
+    page = watched.open(f"#image={explorer.indices[2]}&score={row}")
+    page.locator("#roles").focus()
+    page.keyboard.press("ArrowRight")
+    names = page.locator("#patch dt").all_inner_texts()
+    assert names[names.index("= TF-IDF of its word") + 1 : names.index("rank")] == shown
+
+
+def test_tables_sort(watched: Watched) -> None:
+    page = watched.open()
+    table = page.locator("#tables table").first
+    names = table.locator("tbody th")
+    assert names.first.inner_text() == "Dense baseline"
+    head = table.locator("thead button").nth(2)
+    head.click()
+    values = [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]
+    assert values == sorted(values, reverse=True)
+    head.click()
+    values = [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]
+    assert values == sorted(values)
+    expect(table.locator("thead th").nth(2)).to_have_attribute("aria-sort", "ascending")
+    table.locator("thead button").first.click()
+    texts = names.all_inner_texts()
+    assert texts == sorted(texts, key=str.casefold)
+
+
+def test_filters_by_outcome_class_and_disagreement(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    total = 0
+    for kind in ("rescued", "lost", "right", "wrong"):
+        page.select_option("#kind", kind)
+        expected = [k for k in range(len(explorer)) if outcome(explorer, k) == kind]
+        expect(page.locator("#grid .tile")).to_have_count(len(expected))
+        total += len(expected)
+    assert total == len(explorer)
+    page.select_option("#kind", "")
+    page.select_option("#class", "2")
+    expect(page.locator("#grid .tile")).to_have_count(5)
+    page.select_option("#class", "")
+    least = 5 * int(20 * sorted(differs(explorer, k) for k in range(len(explorer)))[10])
+    slide(page, "disagreement", least)
+    page.locator("#filters").dispatch_event("input")
+    expected = [k for k in range(len(explorer)) if differs(explorer, k) >= least / 100 - 1e-9]
+    assert 0 < len(expected) < 20
+    expect(page.locator("#grid .tile")).to_have_count(len(expected))
+    page.select_option("#order", "disagreement")
+    first = max(expected, key=lambda k: differs(explorer, k))
+    shown = page.locator("#grid .tile").first.get_attribute("data-index")
+    assert differs(explorer, explorer.indices.index(int(shown or -1))) == differs(explorer, first)
+
+
+def outcome(explorer: Explorer, number: int) -> str:
+    label = explorer.labels[number]
+    dense, reduced = (explorer.predictions.top5("probe", row, number)[0][0] == label for row in ("dense", "redi_mass"))
+    return {(1, 1): "right", (1, 0): "lost", (0, 1): "rescued", (0, 0): "wrong"}[dense, reduced]
+
+
+def differs(explorer: Explorer, number: int) -> float:
+    kept = []
+    for row in ("redi_mass", "tfidf"):
+        scores = explorer.stored[f"scores/{row}"][number].float()
+        kept.append(set(scores.argsort(descending=True, stable=True)[:98].tolist()))
+    return len(kept[0] - kept[1]) / 98
+
+
+def test_deep_links_and_the_keyboard(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open(f"#image={explorer.indices[4]}&score=tfidf")
+    expect(page.locator("#viewer-title")).to_contain_text(explorer.names[4])
+    expect(page.locator("#map-caption")).to_contain_text("TF-IDF [gt]")
+    page.locator("#close").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#viewer-title")).to_contain_text(explorer.names[5])
+    assert page.url.endswith(f"#image={explorer.indices[5]}&score=tfidf")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#map-caption")).to_contain_text("Incoming mass")
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+    page.locator("#grid .tile").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#viewer")).to_be_hidden()
+    page.goto(watched.address + "#word=3")
+    expect(page.locator("#word-title")).to_have_text("Visual word 3")
+    page.keyboard.press("Escape")
+    page.evaluate("location.hash = 'image=123456'")
+    expect(page.locator("#shown")).to_contain_text("Image 123456 is not among the images")
+
+
+def test_the_vocabulary_shows_words_classes_and_numbers(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    expect(page.locator(".word-card")).to_have_count(60)
+    page.locator("#more-words").click()
+    expect(page.locator(".word-card")).to_have_count(80)
+    expect(page.locator("#more-words")).to_be_hidden()
+    counts = explorer.tfidf["word_counts"].sum(dim=0)
+    first = int(counts.argsort(descending=True, stable=True)[0])
+    expect(page.locator(".word-card").first).to_contain_text(f"word {first}")
+    expect(page.locator(".word-card").first).to_contain_text(f"{int(counts[first]):,} patches")
+    label = int(explorer.tfidf["table"].amax(dim=1).argmax())
+    page.select_option("#word-class", str(label))
+    best = int(explorer.tfidf["table"][label].argmax())
+    card = page.locator(".word-card").first
+    expect(card).to_contain_text(f"word {best}, TF-IDF")
+    card.click()
+    value = float(explorer.tfidf["table"][label, best])
+    expect(page.locator("#word-body")).to_contain_text(f"{value:.4f}")
+
+
+def test_curves_can_be_switched_off_and_read(watched: Watched) -> None:
+    page = watched.open()
+    chart = page.locator("#curves-native")
+    assert chart.locator("svg").first.locator("circle").count() == 3 + 1, "and dense"
+    chart.locator("circle").nth(1).hover(force=True)
+    expect(chart.locator(".tip")).to_contain_text("prune, Incoming mass")
+    chart.locator(".legend button").click()
+    assert chart.locator("svg").first.locator("circle").count() == 0
+
+
+def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Path) -> None:
+    page = watched.open()
+    page.set_viewport_size({"width": 375, "height": 740})
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 375, "nothing sticks out sideways"
+    page.locator("#grid .tile").nth(1).click()
+    expect(page.locator("#roles")).to_be_visible()
+    assert page.evaluate("document.querySelector('#viewer').scrollWidth") <= 375
+    page.keyboard.press("Escape")
+    page.emulate_media(media="print")
+    expect(page.locator(".bar")).to_be_hidden()
+    expect(page.locator("#filters")).to_be_hidden()
+    expect(page.locator("#tables table").first).to_be_visible()
+    expect(page.locator("#curves-probe .legend")).to_be_visible()
+    shape = page.locator("#grid img").first.bounding_box()
+    assert shape is not None
+    assert shape["width"] == pytest.approx(shape["height"], abs=1), "pictures are not squeezed"
+    page.pdf(path=tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").stat().st_size > 20_000
+
+
+def test_light_and_dark(watched: Watched, tmp_path: Path) -> None:
+    page = watched.open()
+    levels = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=tmp_path / f"{scheme}.png")
+        with Image.open(tmp_path / f"{scheme}.png") as picture:
+            levels.append(picture.convert("L").resize((1, 1)).tobytes()[0])
+    assert levels[0] > levels[1] + 60
+    page.locator("#theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_nothing_jumps_while_the_page_loads(watched: Watched) -> None:
+    page = watched.page
+    page.add_init_script(
+        "window.shift = 0; new PerformanceObserver(list => { for (const entry of list.getEntries())"
+        " window.shift += entry.value; }).observe({type: 'layout-shift', buffered: true});"
+    )
+    watched.open()
+    page.wait_for_timeout(400)
+    assert page.evaluate("window.shift") < 0.02
+
+
+def test_the_mirrored_view_is_the_mirror_image_of_the_first(
+    watched: Watched, explorer: Explorer, tmp_path: Path
+) -> None:
+    page = watched.open(f"#image={explorer.indices[3]}")
+    page.select_option("#colour", "none")
+    pixels = []
+    for number in (0, 1):
+        page.locator("#views button").nth(number).click()
+        expect(page.locator("#map-caption")).to_contain_text(("centre", "mirror")[number])
+        page.wait_for_timeout(200)
+        path = tmp_path / f"{number}.png"
+        page.locator("#map").screenshot(path=path)
+        with Image.open(path) as picture:
+            pixels.append(to_bytes(picture.convert("RGB")).int())
+    first, mirrored = pixels
+    assert (first - mirrored.flip(2)).abs().float().mean() < 2
+    assert (first - mirrored).abs().float().mean() > 10
+
+
+def test_the_native_classifier_has_its_own_answers(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    page.select_option("#classifier", "native")
+    right = [
+        explorer.predictions.top5("native", "dense", k)[0][0] == explorer.own("native", explorer.labels[k])
+        for k in range(len(explorer))
+    ]
+    page.select_option("#kind", "right")
+    both = page.locator("#grid .tile").count()
+    page.select_option("#kind", "lost")
+    assert both + page.locator("#grid .tile .dot").count() == sum(right)
+    page.select_option("#kind", "")
+    page.locator("#grid .tile").nth(9).click()
+    for place, guess in enumerate(explorer.guesses(9, "native", "redi_mass")):
+        expect(page.locator("#answers tbody tr").nth(place)).to_contain_text(guess.name)
+
+
+def test_sliders_remember_what_was_wanted(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open(f"#image={explorer.indices[0]}")
+    slide(page, "keep", 100)
+    assert counts_on(page) == [196, 0, 0]
+    slide(page, "keep", 50)
+    assert counts_on(page) == [98, 49, 49]
+    slide(page, "keep", 0)
+    assert counts_on(page) == [0, 0, 196]
+    page.locator("#reset").click()
+    assert counts_on(page) == [98, 49, 49]
+
+
+def test_a_page_whose_comparisons_are_gone_still_works(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    """Its rows are in results.json, so the curves are drawn; the tables of comparisons are missing."""
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "compare.json").unlink()
+    build_report(tmp_path / "run")
+    watched = Watched(browser.new_page(), tmp_path / "run")
+    page = watched.open()
+    expect(page.locator("#grid .tile")).to_have_count(20)
+    expect(page.locator("#curves-probe > svg")).to_be_visible()
+    assert page.locator("#curves details").count() == 0
+    page.close()
+    assert watched.complaints == []
+
+
+def test_other_cells_than_two_by_two(browser: Browser, seen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(seen_run, tmp_path / "run")
+    config = saved_config(tmp_path / "run")
+    execute(replace(config, budget=Budget(0.4, 0.2, cells=3)))
+    build_report(tmp_path / "run")
+    explorer = Explorer(tmp_path / "run")
+    watched = Watched(browser.new_page(), tmp_path / "run")
+    for number in (1, 13):
+        page = watched.open(f"#image={explorer.indices[number]}&score=mass")
+        fate = explorer.fate(number, "mass")
+        leaders = page.locator("#roles").get_attribute("data-leaders") or ""
+        assert [int(patch) for patch in leaders.split()] == fate.leaders
+        assert roles_on(page) == kept_and_compressed(fate)
+        page.goto("about:blank")
+    watched.page.close()
+    assert watched.complaints == []

@@ -1,0 +1,51 @@
+"""Scores and predictions of the stages, against the library called by hand."""
+
+from pathlib import Path
+
+import torch
+
+from redi.backbone import AttentionScores, load_backbone
+from redi.images import FolderImages
+from redi.images.preprocessing import crop, to_bytes
+from redi.probe import image_feature
+from redi.records import artifacts
+from redi.reduction import reduce
+from redi.score import hybrid
+from redi.tfidf import lookup
+from redi.views import aggregate, align, validation_views
+from redi.vocabulary import Vocabulary
+
+
+def test_scores_and_predictions_equal_the_library_called_by_hand(small_data: Path, finished: Path) -> None:
+    backbone = load_backbone(small_data / "backbone")
+    images = FolderImages(small_data / "val")
+    table = artifacts.load(finished / "tfidf.safetensors")[0]["table"]
+    vocabulary = Vocabulary(16)
+    vocabulary.centroids_ = artifacts.load(finished / "vocabulary.safetensors")[0]["centroids"]
+    probe = artifacts.load(finished / "probe.safetensors")[0]
+    index = 13
+    resized = backbone.preprocessing.resized(images.load(index))
+    views = validation_views(resized.width, resized.height, index, backbone.preprocessing.size)
+    maps, masks = [], []
+    watched = AttentionScores(backbone.depth, backbone.prefix)
+    for view in views:
+        picture = to_bytes(crop(resized, view, backbone.preprocessing.size))
+        tokens = backbone.embed(backbone.preprocessing.normalise(picture)[None])
+        hidden = backbone.encode(tokens, watch=watched.watches if view is views[0] else ())
+        words = vocabulary.assign(hidden[:, backbone.prefix :])
+        raw = lookup(table, words, torch.tensor([images.labels[index]]))
+        values, valid = align(raw[0], view, views[0])
+        maps.append(values)
+        masks.append(valid)
+    tfidf = aggregate(torch.stack(maps), torch.stack(masks))
+    expected = hybrid(tfidf[None], watched.maps()["mass"])
+    stored = artifacts.load(finished / "scores" / "redi_mass.safetensors")[0]
+    assert stored["scores"].dtype == torch.float16
+    torch.testing.assert_close(stored["scores"][index].float(), expected[0], atol=2e-3, rtol=0)
+
+    tokens = backbone.embed(backbone.preprocessing(images.load(index))[None])
+    reduction = reduce(tokens.patches, stored["scores"][index : index + 1].float())
+    normed = backbone.final_norm(backbone.encode(tokens.reduced(reduction)))
+    logits = image_feature(normed, backbone.prefix) @ probe["weight"].T + probe["bias"]
+    predicted = artifacts.load(finished / "predictions" / "probe" / "redi_mass.safetensors")[0]
+    torch.testing.assert_close(predicted["logits"][index], logits.sort(descending=True).values[0], atol=1e-4, rtol=1e-4)
