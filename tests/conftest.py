@@ -46,7 +46,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """A test of bad input, or of a compiler."""
+    """For tests of bad input, which the annotations forbid."""
     with without_checks():
         yield
 

@@ -170,7 +170,7 @@ def load_half(backbone: Backbone) -> Backbone:
     return deepcopy(backbone).to(torch.bfloat16)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 def test_timms_fused_path_can_be_compiled(dinov3: Backbone, pixels: Tensor) -> None:
     compiled = torch.compile(lambda given: dinov3.encode(dinov3.embed(given)), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(pixels), dinov3.encode(dinov3.embed(pixels)))

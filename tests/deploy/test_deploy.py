@@ -168,7 +168,7 @@ def test_leaving_out_the_last_mlp_of_the_patches_is_exact(name: str, models: dic
     torch.testing.assert_close(model(pixels).logits, expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 @families
 def test_it_is_compiled_whole_for_a_resolution_never_seen(name: str, models: dict[str, Any]) -> None:
     torch._dynamo.reset()
@@ -178,7 +178,7 @@ def test_it_is_compiled_whole_for_a_resolution_never_seen(name: str, models: dic
     assert_equal_outputs(compiled(pixels), model(pixels), exact=1e-5)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 def test_it_is_compiled_once_for_a_shape_and_again_for_another(models: dict[str, Any]) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

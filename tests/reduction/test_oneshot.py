@@ -313,7 +313,7 @@ def test_unreduce_of_dropped_patches_ignores_what_the_first_token_holds() -> Non
     assert unreduce(tokens, torch.tensor([[DROPPED, DROPPED]])).tolist() == [[[0.0, 0.0]] * 2]
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 @one_shots
 def test_it_is_traced_whole_and_once_for_all_batch_sizes(reducer: OneShot) -> None:
     torch._dynamo.reset()

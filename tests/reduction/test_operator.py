@@ -253,7 +253,7 @@ def test_half_precision_scores_and_patches_are_computed_in_fp32() -> None:
     assert torch.equal(rounded.tokens, expected.tokens.bfloat16())
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 def test_it_compiles_without_a_graph_break() -> None:
     from redi.reduction import keep_merge_compress
 

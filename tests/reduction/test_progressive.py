@@ -777,7 +777,7 @@ def test_impossible_schedules_are_refused(schedule: Schedule, dinov3: Backbone, 
         dinov3.encode_progressively(dinov3.embed(pixels), PEERS["tome"], schedule)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 @progressives
 def test_it_is_traced_whole_and_once_for_all_batch_sizes(reducer: Progressive, dinov3: Backbone) -> None:
     torch._dynamo.reset()

@@ -14,7 +14,6 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-from checking import without_checks
 from redi.attention import head_mean, mass_of
 from redi.backbone import Backbone, Watch
 from redi.backbone.families import FAMILIES
@@ -138,7 +137,7 @@ def test_ratios_are_taken_within_repeats() -> None:
     assert (overhead.low, overhead.high) == pytest.approx((25, 42.5))
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 def test_compile_seconds_are_the_first_call_minus_the_second() -> None:
     clock = FakeClock()
     path = TimedPath("dense", False, clock.work(9, 2), cost=1.0, tokens=201)
@@ -304,7 +303,7 @@ class CountingBackend:
         return graph.forward
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 @torch.inference_mode()
 def test_each_compiles_once_to_one_graph_that_equals_eager(small: Backbone) -> None:
     torch._dynamo.reset()
@@ -325,7 +324,7 @@ def test_each_compiles_once_to_one_graph_that_equals_eager(small: Backbone) -> N
     torch._dynamo.reset()
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.compiles
 @pytest.mark.skipif(compile_obstacle(CPU) != "", reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @torch.inference_mode()
@@ -361,14 +360,14 @@ def result(small: Backbone) -> BenchResult:
     config = BenchConfig(
         backbone="small", reducers=("keep-merge-compress", "prune"), batches=(2,), repeats=4, limit=1e9
     )
-    with without_checks():
-        measured = run_bench(
-            config, backbone=small, backend="eager", clock=ticking(), save=lambda so_far: saved.append(len(so_far.rows))
-        )
+    measured = run_bench(
+        config, backbone=small, backend="eager", clock=ticking(), save=lambda so_far: saved.append(len(so_far.rows))
+    )
     assert saved == [5 * group for group in range(1, 5)] + [20]
     return measured
 
 
+@pytest.mark.compiles
 def test_every_batch_precision_and_mode_is_measured(result: BenchResult, small: Backbone) -> None:
     groups = {(row.batch, row.dtype, row.mode) for row in result.rows}
     assert groups == {(2, dtype, mode) for dtype in DTYPES for mode in MODES}
@@ -382,6 +381,7 @@ def test_every_batch_precision_and_mode_is_measured(result: BenchResult, small: 
     assert small.model.dtype == torch.float32, "a copy was converted"
 
 
+@pytest.mark.compiles
 def test_bf16_tensors_take_about_half_the_memory(result: BenchResult) -> None:
     peaks = {row.dtype: row.memory_mb for row in result.rows if (row.row, row.batch, row.mode) == ("dense", 2, "eager")}
     assert peaks["fp32"] is not None
@@ -389,6 +389,7 @@ def test_bf16_tensors_take_about_half_the_memory(result: BenchResult) -> None:
     assert 0.4 < peaks["bf16"] / peaks["fp32"] < 0.65
 
 
+@pytest.mark.compiles
 def test_what_was_measured_is_written_down(result: BenchResult) -> None:
     environment = result.environment
     assert environment["device"] == "cpu"
@@ -398,6 +399,7 @@ def test_what_was_measured_is_written_down(result: BenchResult) -> None:
     assert "three other views" in environment["definitions"]["scoring"]
 
 
+@pytest.mark.compiles
 def test_json_comes_back_as_it_was(result: BenchResult, tmp_path: Path) -> None:
     write_bench(tmp_path / "bench.json", result)
     assert read_bench(tmp_path / "bench.json") == result
@@ -407,6 +409,7 @@ def test_json_comes_back_as_it_was(result: BenchResult, tmp_path: Path) -> None:
         read_bench(tmp_path / "bench.json")
 
 
+@pytest.mark.compiles
 def test_tables_fit_80_characters_and_say_what_they_mean(
     result: BenchResult, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def _version(value: bool) -> None:
 def main_options(
     version: Annotated[
         bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = None,
+    ] = False,
 ) -> None:
     """Options of every command."""
 
