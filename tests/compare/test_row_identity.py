@@ -12,20 +12,8 @@ from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES
 from redi.errors import ConfigError
 from redi.records.reading import build
-from redi.reduction import ONE_SHOT, OPERATOR, PROGRESSIVE, Extent
-from redi.rows import (
-    DENSE_VARIANT,
-    NO_SCORE,
-    PAPER_SCORES,
-    SCORES,
-    Catalogue,
-    Codebook,
-    CorpusSettings,
-    Score,
-    Variant,
-    describe,
-    paper_rows,
-)
+from redi.reduction import ONE_SHOT, PROGRESSIVE, Extent
+from redi.rows import DENSE_VARIANT, SCORES, Catalogue, Codebook, CorpusSettings, Score, Variant, paper_rows
 from redi.scorers import SCORERS
 
 # Scores -------------------------------------------------------------------------------------------
@@ -70,51 +58,6 @@ def test_a_product_without_a_local_part_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a product") as caught:
         Score.parse(name)
     assert repr(name) in one_line(caught)
-
-
-@pytest.mark.parametrize(
-    ("scorer", "title"),
-    [
-        ("", ""),
-        ("random", "Random"),
-        ("tfidf", "TF-IDF"),
-        ("bm25", "BM25"),
-        ("mass", "Incoming mass"),
-        ("rollout", "Rollout"),
-        ("cls_max", "CLS max"),
-        ("cls_mean", "CLS mean"),
-        ("redi_mass", "REDI, mass"),
-        ("redi_rollout", "REDI, rollout"),
-        ("redi_cls_max", "REDI, CLS max"),
-        ("redi_cls_mean", "REDI, CLS mean"),
-        ("redi_col_l2", "REDI, Col-L2"),
-        ("bm25_centre", "BM25, Centre prior"),
-        ("mass@4", "Incoming mass of block 4"),
-        ("renyi@2", "Rényi entropy of block 2"),
-        ("my_own", "my_own"),
-        ("redi_my_own", "REDI, my_own"),
-        ("my_own@2", "my_own of block 2"),
-    ],
-)
-def test_the_title_of_a_score(scorer: str, title: str) -> None:
-    assert Score.parse(scorer).title == title
-
-
-def test_what_a_row_is_in_one_cell() -> None:
-    mass, main = Score.parse("mass"), Score.parse("redi_mass")
-    assert describe(NO_SCORE, "", "", 0) == "Dense baseline"
-    assert describe(mass, "", OPERATOR, 0) == "Incoming mass"
-    assert describe(main, "gt", OPERATOR, 0) == "REDI, mass [gt]"
-    assert describe(main, "predicted", "prune", 4) == "REDI, mass [predicted], prune, after block 4"
-    assert describe(NO_SCORE, "", "tome", 0) == "tome"
-    assert describe(NO_SCORE, "", OPERATOR, 0) == OPERATOR
-
-
-def test_the_papers_scores_are_those_of_its_tables() -> None:
-    attention = list(ATTENTION_SCORES)
-    expected = ["random", "tfidf", *attention, *(f"redi_{name}" for name in attention)]
-    assert list(SCORES) == expected
-    assert [Score.parse(name) for name in expected] == list(PAPER_SCORES)
 
 
 def one_line(error: pytest.ExceptionInfo[ConfigError]) -> str:
