@@ -17,7 +17,7 @@ from redi.images import FolderImages
 from redi.images.loader import Batch, BatchSource
 from redi.pipeline import STAGES, execute
 from redi.records import artifacts
-from redi.records.results import Results, read_results
+from redi.records.results import Results, read_results, write_results
 from redi.reduction import Budget
 from redi.report.tables import print_tables
 from redi.run.config import read_config
@@ -56,6 +56,18 @@ def test_everything_is_skipped_the_second_time_and_redone_when_a_setting_changes
     assert read_config(finished / "config.toml") == changed
     execute(config)
     assert content(finished) == before
+
+
+def test_results_keep_the_environment_that_made_them(small_data: Path, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    made = read_results(finished)
+    other = replace(made, environment=replace(made.environment, torch="1.0"))
+    write_results(tmp_path / "run", other)
+    start(small_data, tmp_path / "run")
+    assert read_results(tmp_path / "run").environment.torch == "1.0"
+    (tmp_path / "run" / "results.json").write_text("damaged")
+    start(small_data, tmp_path / "run")
+    assert read_results(tmp_path / "run").environment == made.environment
 
 
 def test_each_stage_can_run_alone(small_data: Path, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ reduced row. The k-means passes cannot share a forward, because each needs the c
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from redi.errors import ImageError
-from redi.records.results import FILE, Results, write_results
+from redi.errors import ArtifactError, ImageError
+from redi.records.results import FILE, Results, read_results, write_results
 from redi.rows import SCORES
 from redi.run.config import RunConfig
 from redi.run.distributed import choose_device, join_ranks
@@ -75,6 +76,7 @@ def run_stages(run: Run, until: str = LAST) -> Results | None:
     _, class_mapping = native_classes(run)  # an error about the head comes before the work
     if class_mapping:
         _say(run, f"native classes: {class_mapping}")
+    computed = False
     for stage in STAGES:
         if run.ranks.share(partial(stage.done, run)):
             _say(run, f"{stage.name}: already done")
@@ -83,11 +85,15 @@ def run_stages(run: Run, until: str = LAST) -> Results | None:
             if run.ranks.is_main:
                 (run.folder / FILE).unlink(missing_ok=True)
             stage.work(run)
+            computed = True
         if stage.name == until and until != LAST:
             return None
     if not run.ranks.is_main:
         return None
     results = collect(run)
+    if not computed:
+        with suppress(ArtifactError):  # missing or damaged: written anew
+            results = replace(results, environment=read_results(run.folder).environment)
     write_results(run.folder, results)
     _report_skipped(run, results)
     return results

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from families import make_model
 from insides import make_inside
@@ -40,7 +40,8 @@ progressives = pytest.mark.parametrize("reducer", PEERS.values(), ids=PEERS)
 
 
 def with_keys(inside: Inside, keys: Tensor) -> Inside:
-    """The same keys ``[batch, patches, head_dim]`` in every head, twice as long in every second."""
+    """The same keys ``[batch, patches, dim]``, filled up with zeros, in every head, but of other lengths."""
+    keys = pad(keys, (0, inside.key.shape[3] - keys.shape[2]))
     heads = torch.stack([keys, 2 * keys, keys, 4 * keys], dim=1)
     noise = torch.randn(len(keys), 4, inside.prefix, keys.shape[2])
     return replace(inside, key=torch.cat([noise, heads], dim=2))
@@ -250,6 +251,7 @@ def test_evit_by_hand() -> None:
         patches=torch.tensor([[[10.0], [20.0], [30.0], [40.0]]]),
         query=torch.tensor([1.0]).expand(1, 2, 5, 1),
         key=torch.tensor([0.0, 0.0, log(5), log(2), 0.0])[:, None].expand(1, 2, 5, 1),
+        value=torch.zeros(1, 2, 5, 1),
         bias=None,
         scale=1.0,
     )
