@@ -10,6 +10,7 @@ from time import sleep
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from redi.errors import ArtifactError, BackboneError, CorpusError, ImageError, LoaderError
@@ -67,7 +68,7 @@ def test_results_keep_the_environment_that_made_them(small_data: Path, finished:
     assert read_results(tmp_path / "run").environment.torch == "1.0"
     (tmp_path / "run" / "results.json").write_text("damaged")
     start(small_data, tmp_path / "run")
-    assert read_results(tmp_path / "run").environment == made.environment
+    assert read_results(tmp_path / "run").environment.torch == torch.__version__
 
 
 def test_each_stage_can_run_alone(small_data: Path, tmp_path: Path) -> None:
