@@ -2,6 +2,7 @@
 # make demo   set everything up and run the main job on the embedded default
 # make test-matrix  backbones and loading with the oldest and the newest transformers and timm
 # make bench  the speed ratios of benchmarks/README.md
+# make chaos  the long campaign against the program (docs/RELIABILITY.md)
 # make browser  Chromium for the tests of the report's page, where there is none
 PYTHON ?= python3.11
 VENV   ?= .venv
@@ -12,7 +13,7 @@ STAMP  := $(VENV)/.installed
 MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/compare/test_diagnose.py \
 	tests/deploy/test_deploy.py
 
-.PHONY: setup lint types browser test test-matrix demo format bench clean
+.PHONY: setup lint types browser test test-matrix demo format bench chaos clean
 
 setup: $(STAMP)
 
@@ -75,6 +76,9 @@ demo: setup
 bench: setup
 	$(BIN)/python benchmarks/library.py
 	$(BIN)/python benchmarks/pipeline.py
+
+chaos: setup
+	PYTHONPATH=tests HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m chaos.campaign --out chaos.json
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""A campaign against the program: kills, bad inputs, damaged folders, full disks."""

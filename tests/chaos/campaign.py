@@ -1,0 +1,144 @@
+"""The campaign against the program: kills, bad inputs, damaged folders and full disks.
+
+    make chaos
+    PYTHONPATH=tests python -m chaos.campaign --kills 30 --only "kills of torchrun"
+
+It prints a table and exits with 1 if anything went wrong. docs/RELIABILITY.md has its last numbers.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+
+from chaos import bad_data, bad_files, bad_options, bad_settings
+from chaos.case import Case
+from chaos.commands import Outcome, prepare, run
+from chaos.damage import damaged_folders, full_disks
+from chaos.ground import Ground
+from chaos.kills import TARGETS, Tally, kill_often
+
+#: Seconds after which a bad input counts as a hang.
+HANG = 60.0
+#: Shares of the kills: the runs take most of them; a start of torchrun or an export takes long.
+SHARES = {"run small": 5, "run workers": 5, "run cached": 5, "run stock": 6, "torchrun": 3, "compare": 5}
+
+
+PARTS = (
+    bad_options.options,
+    bad_settings.settings,
+    bad_settings.folders,
+    bad_settings.variables,
+    bad_data.data,
+    bad_data.pictures,
+    bad_data.shards,
+    bad_data.hub,
+    bad_data.maps,
+    bad_files.checkpoints,
+    bad_files.plugins,
+    bad_files.records,
+)
+
+
+def cases() -> list[Case]:
+    """All bad inputs, in an order that does not change."""
+    every = [case for part in PARTS for case in part()]
+    assert len({case.name for case in every}) == len(every), "two cases share a name"
+    return every
+
+
+def bad_inputs(ground: Ground, every: int, patience: float = HANG) -> Tally:
+    """Try every ``every``-th bad input."""
+    tally = Tally()
+    for case in cases()[::every]:
+        place = ground.fresh("input")
+        arguments = case.make(ground, place)
+        before, folder = ground.watch().state(), _records(place, arguments[0])
+        outcome = run(arguments, case.conditions, patience)
+        tally.tried += 1
+        fault = _wrong(case, outcome)
+        if not fault and ground.watch().state() != before:
+            fault = "changed files of the user"
+        if not fault and _records(place, arguments[0]) != folder:
+            fault = "changed the finished run"
+        if fault:
+            tally.faults.append(f"{case.name}: {fault}")
+    return tally
+
+
+def _records(place: Path, command: str) -> dict[str, bytes]:
+    """The files of the finished run that a refused command must leave as they are."""
+    names = ["results.json", "run.json", "compare.json"] + ["config.toml"] * (command == "run")
+    files = [place / "run" / name for name in names]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def _wrong(case: Case, outcome: Outcome) -> str:
+    """What is wrong with how a bad input was received, if anything."""
+    if outcome.fault:
+        return outcome.fault
+    if outcome.code not in (1, 2):
+        return f"exit {outcome.code}"
+    said = " ".join(outcome.errors) or " ".join(outcome.stderr.split())
+    return "" if case.expected.lower() in said.lower() else f"does not say {case.expected!r}: {said[-300:]}"
+
+
+def campaign(
+    ground: Ground, kills: int, every: int, damages: int, disks: int, seed: int, only: str = ""
+) -> dict[str, Tally]:
+    parts: dict[str, Callable[[], Tally]] = {}
+    total = sum(SHARES.get(target.name, 1) for target in TARGETS)
+    for target in TARGETS:
+        share = -(-kills * SHARES.get(target.name, 1) // total)
+        parts[f"kills of {target.name}"] = lambda target=target, share=share: kill_often(ground, target, share, seed)  # type: ignore[misc]
+    parts["bad inputs"] = lambda: bad_inputs(ground, every)
+    parts["damaged folders"] = lambda: damaged_folders(ground, damages, seed)
+    parts["full disks"] = lambda: full_disks(ground, disks, seed)
+    tallies = {}
+    before = ground.watch().state()
+    for name, part in parts.items():
+        if only not in name:
+            continue
+        begun = monotonic()
+        tallies[name] = tally = part()
+        print(f"{name:<24} {tally.tried:5} {tally.compared:5} {len(tally.faults):5} {monotonic() - begun:7.0f} s")
+        for fault in tally.faults:
+            print(f"    {fault}")
+        sys.stdout.flush()
+    changed = {name for name, state in ground.watch().state().items() if before.get(name) != state}
+    changed |= set(before) - set(ground.watch().state())
+    tallies["the user's files"] = Tally(len(before), len(before), sorted(changed))
+    print(f"{'the user_s files':<24} {len(before):5} {len(before):5} {len(changed):5}".replace("_", "'"))
+    return tallies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=None, help="where to work; a temporary folder by default")
+    parser.add_argument("--kills", type=int, default=320)
+    parser.add_argument("--every", type=int, default=1, help="try every n-th bad input")
+    parser.add_argument("--damages", type=int, default=400)
+    parser.add_argument("--disks", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="part of the name of the parts to run")
+    parser.add_argument("--out", type=Path, default=None, help="file for the numbers")
+    options = parser.parse_args()
+    prepare()
+    with tempfile.TemporaryDirectory(prefix="redi-chaos-") as temporary:
+        ground = Ground(options.folder or Path(temporary) / "ground")
+        ground.build()
+        print(f"{'part':<24} {'tried':>5} {'equal':>5} {'wrong':>5} {'time':>9}")
+        tallies = campaign(
+            ground, options.kills, options.every, options.damages, options.disks, options.seed, options.only
+        )
+    if options.out:
+        options.out.write_text(json.dumps({name: asdict(tally) for name, tally in tallies.items()}, indent=1) + "\n")
+    sys.exit(1 if any(tally.faults for tally in tallies.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Kill commands at random moments, start them again, and compare what they end with to an uninterrupted run."""
+
+import json
+import random
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from chaos.commands import Command, Conditions, Outcome
+from chaos.ground import Ground, content
+
+#: Kills after which a command may finish, so that every command is compared many times.
+MOST_KILLS = 10
+#: Share of the commands that start in a fresh process, and may be killed while they import.
+FRESH = 0.1
+
+
+@dataclass
+class Tally:
+    """What a part of the campaign counted."""
+
+    tried: int = 0
+    compared: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A command under attack: how it starts in a folder, and what it must end with."""
+
+    name: str
+    start: Callable[[Ground, Path, random.Random], Command]
+    result: Callable[[Path], Any]
+    prepare: Callable[[Ground, Path], None] = lambda ground, place: None
+
+
+def _command(*arguments: str) -> Callable[[Ground, Path, random.Random], Command]:
+    def start(ground: Ground, place: Path, draw: random.Random) -> Command:
+        texts = [text.format(user=ground.user, place=place) for text in arguments]
+        return Command(texts, Conditions(fresh=draw.random() < FRESH))
+
+    return start
+
+
+def _run(config: str) -> Target:
+    arguments = ("run", "--config", f"{{user}}/{config}.toml", "--out", "{place}/run")
+    return Target(f"run {config}", _command(*arguments), lambda place: content(place / "run"))
+
+
+def _torchrun(ground: Ground, place: Path, draw: random.Random) -> Command:
+    """The number of processes changes from start to start."""
+    arguments = ["run", "--config", str(ground.config("stock")), "--out", str(place / "run")]
+    return Command(arguments, torchrun=draw.choice([1, 2, 3]))
+
+
+def _copy_run(ground: Ground, place: Path) -> None:
+    ground.run_folder(place)
+
+
+def _compared(place: Path) -> Any:
+    return [content(place / "run"), json.loads((place / "run" / "compare.json").read_text())]
+
+
+def _tuned(place: Path) -> Any:
+    """Costs and accuracies. Which setting is chosen depends on the time it took."""
+    points = json.loads((place / "tuned" / "tune.json").read_text())["points"]
+    return [[point["cost"], point["accuracy"]] for point in points]
+
+
+def _exported(place: Path) -> Any:
+    assert (place / "model.onnx").stat().st_size > 0
+    return [path.name for path in place.glob("*onnx*")]
+
+
+def _report(place: Path) -> Any:
+    return re.sub(r"[0-9.]+ seconds", "", (place / "run" / "report" / "index.html").read_text())
+
+
+COMPARE = "compare {place}/run --scorer redi_mass --scorer mass --reducer prune --reducer evit --cost 0.6 --workers 0"
+TUNE = "tune {user}/head --images {user}/large/val --out {place}/tuned --cost 0.7 --cost 0.8 --repeats 1 --threads 1"
+TUNE_MORE = "--calibration 16 --check 64 --workers 1"
+EXPORT = "export {user}/head --out {place}/model.onnx --cost 0.7"
+
+TARGETS = (
+    _run("small"),
+    _run("workers"),
+    _run("cached"),
+    _run("stock"),
+    Target("torchrun", _torchrun, lambda place: content(place / "run")),
+    Target("compare", _command(*COMPARE.split()), _compared, _copy_run),
+    Target("tune", _command(*TUNE.split(), *TUNE_MORE.split()), _tuned),
+    Target("export", _command(*EXPORT.split()), _exported),
+    Target("report", _command("report", "{place}/run"), _report, _copy_run),
+)
+
+
+def kill_often(ground: Ground, target: Target, kills: int, seed: int) -> Tally:
+    """Kill a command ``kills`` times. Every so often let it finish and compare."""
+    draw = random.Random(f"{seed} {target.name}")
+    reference = _begin(ground, target, "whole")
+    outcome = target.start(ground, reference, draw).finish(600)
+    tally = Tally()
+    if outcome.code != 0:
+        tally.faults.append(f"{target.name}: the uninterrupted command failed: {_end(outcome)}")
+        return tally
+    expected = target.result(reference)
+    while tally.tried < kills and not tally.faults:
+        place = _begin(ground, target, "killed")
+        for _ in range(draw.randint(3, MOST_KILLS)):
+            command = target.start(ground, place, draw)
+            command.wait(draw.uniform(0, 0.6 * outcome.seconds))
+            # A whole job dies in a power cut; the main process alone when memory runs out.
+            if command.kill(whole_group=draw.random() < 0.5):
+                tally.tried += 1
+            ended = command.finish()
+            if not gone(place):
+                tally.faults.append(f"{target.name}: processes outlive their killed parent")
+            if ended.code not in (0, -signal.SIGKILL):
+                tally.faults.append(f"{target.name}: {_end(ended)}")
+        last = target.start(ground, place, draw).finish(600)
+        tally.compared += 1
+        if last.code != 0:
+            tally.faults.append(f"{target.name}: did not continue: {_end(last)}")
+        elif target.result(place) != expected:
+            tally.faults.append(f"{target.name}: ended with another result; see {place}")
+    return tally
+
+
+def gone(place: Path, patience: float = 60.0) -> bool:
+    """Whether all processes that work in a folder end within a minute. torchrun's are in sessions of their own."""
+    end = monotonic() + patience
+    while any(str(place) in text for text in _command_lines()):
+        if monotonic() > end:
+            return False
+        sleep(0.1)
+    return True
+
+
+def _command_lines() -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended in the meantime
+            yield (process / "cmdline").read_text(errors="replace")
+
+
+def _begin(ground: Ground, target: Target, name: str) -> Path:
+    place = ground.fresh(f"{target.name.replace(' ', '-')}-{name}")
+    target.prepare(ground, place)
+    return place
+
+
+def _end(outcome: Outcome) -> str:
+    text = outcome.stderr.strip().splitlines()
+    return f"exit {outcome.code}, {text[-1] if text else 'silent'}"
+
+
+def clear(ground: Ground) -> None:
+    shutil.rmtree(ground.root / "cases", ignore_errors=True)

@@ -1,0 +1,34 @@
+"""A short campaign against the program; `make chaos` runs the long one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+#: The seed is fixed, so that a failure can be repeated; `make chaos` takes another one.
+SHORT = ["--kills", "18", "--every", "9", "--damages", "24", "--disks", "7", "--seed", "1"]
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    out = tmp_path_factory.mktemp("chaos") / "chaos.json"
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    subprocess.run(
+        [sys.executable, "-m", "chaos.campaign", *SHORT, "--out", str(out)],
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    tallies: dict[str, dict[str, object]] = json.loads(out.read_text())
+    return tallies
+
+
+@pytest.mark.parametrize("part", ["kills", "bad inputs", "damaged folders", "full disks", "the user's files"])
+def test_nothing_is_lost_and_nothing_is_silently_wrong(campaign: dict[str, dict[str, object]], part: str) -> None:
+    tallies = {name: tally for name, tally in campaign.items() if name.startswith(part)}
+    assert tallies
+    assert all(tally["tried"] for tally in tallies.values())
+    assert [fault for tally in tallies.values() for fault in tally["faults"]] == []  # type: ignore[attr-defined]
