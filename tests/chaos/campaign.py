@@ -8,10 +8,12 @@ It prints a table and exits with 1 if anything went wrong. docs/RELIABILITY.md h
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -26,6 +28,8 @@ from chaos.kills import TARGETS, Tally, kill_often
 HANG = 60.0
 #: Shares of the kills: the runs take most of them; a start of torchrun or an export takes long.
 SHARES = {"run small": 5, "run workers": 5, "run cached": 5, "run stock": 6, "torchrun": 3, "compare": 5}
+#: Commands that are also stopped with Ctrl-C.
+INTERRUPTED = ("run workers", "compare", "tune", "export", "report")
 
 
 PARTS = (
@@ -94,10 +98,13 @@ def campaign(
     total = sum(SHARES.get(target.name, 1) for target in TARGETS)
     for target in TARGETS:
         share = -(-kills * SHARES.get(target.name, 1) // total)
-        parts[f"kills of {target.name}"] = lambda target=target, share=share: kill_often(ground, target, share, seed)  # type: ignore[misc]
-    parts["bad inputs"] = lambda: bad_inputs(ground, every)
-    parts["damaged folders"] = lambda: damaged_folders(ground, damages, seed)
-    parts["full disks"] = lambda: full_disks(ground, disks, seed)
+        parts[f"kills of {target.name}"] = partial(kill_often, ground, target, share, seed)
+    for target in TARGETS:
+        if target.name in INTERRUPTED:
+            parts[f"Ctrl-C in {target.name}"] = partial(kill_often, ground, target, kills // 10, seed, signal.SIGINT)
+    parts["bad inputs"] = partial(bad_inputs, ground, every)
+    parts["damaged folders"] = partial(damaged_folders, ground, damages, seed)
+    parts["full disks"] = partial(full_disks, ground, disks, seed)
     tallies = {}
     before = ground.watch().state()
     for name, part in parts.items():

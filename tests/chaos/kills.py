@@ -100,9 +100,9 @@ TARGETS = (
 )
 
 
-def kill_often(ground: Ground, target: Target, kills: int, seed: int) -> Tally:
-    """Kill a command ``kills`` times. Every so often let it finish and compare."""
-    draw = random.Random(f"{seed} {target.name}")
+def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: int = signal.SIGKILL) -> Tally:
+    """Kill a command ``kills`` times, or interrupt it with Ctrl-C. Every so often let it finish and compare."""
+    draw = random.Random(f"{seed} {target.name} {number}")
     reference = _begin(ground, target, "whole")
     outcome = target.start(ground, reference, draw).finish(600)
     tally = Tally()
@@ -116,13 +116,14 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int) -> Tally:
             command = target.start(ground, place, draw)
             command.wait(draw.uniform(0, 0.6 * outcome.seconds))
             # A whole job dies in a power cut; the main process alone when memory runs out.
-            if command.kill(whole_group=draw.random() < 0.5):
+            if command.kill(draw.random() < 0.5, number):
                 tally.tried += 1
             ended = command.finish()
             if not gone(place):
                 tally.faults.append(f"{target.name}: processes outlive their killed parent")
-            if ended.code not in (0, -signal.SIGKILL):
-                tally.faults.append(f"{target.name}: {_end(ended)}")
+            interrupted = ended.code == 130 and not ended.fault and len(ended.errors) == 1
+            if ended.code not in (0, -signal.SIGKILL) and not (number == signal.SIGINT and interrupted):
+                tally.faults.append(f"{target.name}: {ended.fault or _end(ended)}")
         last = target.start(ground, place, draw).finish(600)
         tally.compared += 1
         if last.code != 0:
