@@ -1,6 +1,6 @@
 """Tables 1, 2 and 3 against the paper's own: its numbers give its cells, its bold and its rules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -87,11 +87,11 @@ def bold(sheet: Sheet) -> list[list[str]]:
     return [[text for k, text in enumerate(sheet.rows[row]) if (row, k) in sheet.strong] for row in rows]
 
 
-def drawn(sheet: Sheet) -> str:
+def drawn(sheet: Sheet, hidden: Sequence[str] = ()) -> str:
     """What a terminal of 80 columns shows, with bold and italics as escape sequences."""
     console = Console(force_terminal=True, color_system="standard", width=80)
     with console.capture() as capture:
-        print_sheet(sheet, console)
+        print_sheet(sheet, console, hidden)
     return capture.get()
 
 
@@ -207,6 +207,12 @@ def test_a_terminal_marks_the_best_and_sets_the_rest_apart_within_80_columns() -
     table = [line for line in lines if "│" in line]
     assert len(table) == 1 + 1 + len(SCORES) + 1, "head, label, reduced rows and dense: no name is folded"
     assert sum("──" in line for line in lines) == 3
+
+
+def test_the_border_stays_where_a_terminal_has_no_room_for_a_column() -> None:
+    lines = drawn(table1(paper_results(), "probe"), hidden=("Tokens", "95 % of Δ")).splitlines()
+    dense = next(line for line in lines if "Dense baseline" in line)
+    assert dense.split() == ["Dense", "baseline", "83.514", "0.000", "96.902", "│"]
 
 
 def test_table_3_says_where_the_formula_differs() -> None:

@@ -66,7 +66,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
 def print_sheet(sheet: Sheet, console: Console, hidden: Sequence[str] = ()) -> None:
     """Print a table without the ``hidden`` columns, for which a terminal has no room."""
     shown = [k for k, name in enumerate(sheet.columns) if name not in hidden]
-    border = None if sheet.added_columns is None else shown.index(sheet.added_columns)
+    border = None if sheet.added_columns is None else sum(k < sheet.added_columns for k in shown)
 
     def line(cells: list[Text]) -> list[Text]:
         return cells if border is None else [*cells[:border], Text("│"), *cells[border:]]
