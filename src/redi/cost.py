@@ -1,15 +1,18 @@
-"""Analytic cost of the encoder: Eq. blockcompute and, from it, every number of the paper's Table 3.
+"""Analytic cost of the encoder: Eq. blockcompute, and every number of the paper's Table 3.
 
 Cost counts the multiply-adds of the dominant matrix products. It leaves out score construction, the reduction
-itself and everything that depends on hardware.
+itself and everything that depends on hardware. Eq. blockcompute assumes an MLP of hidden width 4 D. Many backbones
+have another width or a gated MLP, so a backbone's cost counts the products of its own blocks (:class:`Block`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redi.budget import Budget
 from redi.errors import InvalidInput
 from redi.grid import Grid
+
+#: The line of Table 3 that depends on the products of a block.
+ARITHMETIC = "Estimated dominant block arithmetic"
 
 
 def block_cost(tokens: int, width: int) -> int:
@@ -23,12 +26,27 @@ def block_cost(tokens: int, width: int) -> int:
     return 12 * tokens * width**2 + 2 * tokens**2 * width
 
 
-def progressive_cost(before: Sequence[int], after: Sequence[int], width: int) -> int:
-    """Cost of blocks whose attention sees ``before[k]`` tokens and whose MLP sees ``after[k]``.
+@dataclass(frozen=True)
+class Block:
+    """Multiply-adds of the matrix products of one block: per token, and per pair of tokens."""
 
-    Each term of Eq. blockcompute is taken at its own number of tokens, which includes the prefix.
+    projections: int  # per token: query, key, value and output
+    mlp: int  # per token: all linear layers of the MLP
+    pairs: int  # per pair of tokens: queries times keys, attention times values
+
+    def cost(self, attending: int, transformed: int) -> int:
+        """Cost of a block whose attention sees ``attending`` tokens and whose MLP sees ``transformed``."""
+        return attending * self.projections + attending**2 * self.pairs + transformed * self.mlp
+
+
+def vit_block(width: int, hidden: int = 0, gated: bool = False) -> Block:
+    """A ViT block with an MLP of the given hidden width; 0 is 4 D, the block of Eq. blockcompute.
+
+    A gated MLP has a third matrix, which makes the gate.
     """
-    return sum(4 * t * width**2 + 2 * t**2 * width + 8 * m * width**2 for t, m in zip(before, after, strict=True))
+    if width < 1 or hidden < 0:
+        raise InvalidInput(f"width must be positive and the MLP's hidden width at least 0, not {width} and {hidden}.")
+    return Block(4 * width**2, (3 if gated else 2) * width * (hidden or 4 * width), 2 * width)
 
 
 @dataclass(frozen=True)
@@ -40,15 +58,22 @@ class Geometry:
     width: int
     head_dim: int
     depth: int
+    own_block: Block | None = None  # None if its blocks are those of Eq. blockcompute
 
     @property
     def patches(self) -> int:
         return self.grid[0] * self.grid[1]
 
     @property
+    def block(self) -> Block:
+        """The products of each block; all blocks of a backbone have the same sizes."""
+        return self.own_block or vit_block(self.width)
+
+    @property
     def dense(self) -> int:
         """Cost of all blocks on all tokens."""
-        return self.depth * block_cost(self.prefix + self.patches, self.width)
+        tokens = self.prefix + self.patches
+        return self.depth * self.block.cost(tokens, tokens)
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,7 @@ class CostRow:
     quantity: str
     dense: float
     reduced: float
+    formula: float | None = None  # ``reduced`` by Eq. blockcompute, if the backbone's blocks are not of its kind
 
     @property
     def reduction(self) -> float:
@@ -65,10 +91,13 @@ class CostRow:
         return 100 * (1 - self.reduced / self.dense)
 
 
-def cost_table(patches: int = 196, prefix: int = 5, width: int = 768, budget: Budget | None = None) -> list[CostRow]:
+def cost_table(
+    patches: int = 196, prefix: int = 5, width: int = 768, budget: Budget | None = None, block: Block | None = None
+) -> list[CostRow]:
     """Table 3 for a backbone and a budget; the defaults are DINOv3 ViT-B/16 and the paper's operator.
 
-    The sequence is reduced before block 1, so every block has the same ratio.
+    ``block`` holds the products of the backbone's blocks; None means those of Eq. blockcompute. The sequence is
+    reduced before block 1, so every block has the same ratio.
     """
     if patches < 1 or prefix < 0:
         raise InvalidInput(f"patches must be positive and prefix at least 0, not {patches} and {prefix}.")
@@ -76,10 +105,14 @@ def cost_table(patches: int = 196, prefix: int = 5, width: int = 768, budget: Bu
     keep, _, _ = budget.counts(patches)
     represented = budget.tokens(patches)
     dense, reduced = prefix + patches, prefix + represented
+    formula = block_cost(reduced, width) / block_cost(dense, width)
+    arithmetic = CostRow(ARITHMETIC, 1.0, formula)
+    if block is not None and block != vit_block(width):
+        arithmetic = CostRow(ARITHMETIC, 1.0, block.cost(reduced, reduced) / block.cost(dense, dense), formula)
     return [
         CostRow("Individually represented patches", patches, keep),
         CostRow("Patch representations after reduction", patches, represented),
         CostRow("Total sequence tokens", dense, reduced),
         CostRow("Quadratic attention term", dense**2, reduced**2),
-        CostRow("Estimated dominant block arithmetic", 1.0, block_cost(reduced, width) / block_cost(dense, width)),
+        arithmetic,
     ]

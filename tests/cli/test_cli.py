@@ -54,6 +54,20 @@ def test_cost_prints_table_3() -> None:
         assert number in done.stdout
 
 
+def test_cost_of_another_mlp_prints_both_numbers() -> None:
+    narrow = run("cost", "--width", "48", "--mlp", "96")
+    assert narrow.returncode == 0
+    assert "59.5 %" in narrow.stdout
+    assert "0.405 counts the products" in narrow.stdout
+    assert "gives 0.430." in " ".join(narrow.stdout.split())
+    gated = run("cost", "--width", "384", "--mlp", "1536", "--gated").stdout
+    share = (16 * 107 * 384 + 2 * 107**2) / (16 * 201 * 384 + 2 * 201**2)
+    assert f"{share:.3f} counts the products" in gated
+    wrong = run("cost", "--mlp", "-1")
+    assert wrong.returncode == 1
+    assert wrong.stderr.strip().count("\n") == 0
+
+
 def test_a_users_mistake_is_one_line_and_a_failure() -> None:
     done = run("cost", "--keep", "0.9", "--merge", "0.5")
     assert done.returncode == 1

@@ -1,6 +1,7 @@
 """Equal tokens and equal cost: costs against naive sums, and targets that are met or refused."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from redi.backbone import Backbone
-from redi.cost import Geometry, cost_table
+from redi.cost import Geometry, cost_table, vit_block
 from redi.errors import ConfigError
 from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, Extent, Inside, OneShot, Progressive, Schedule
 from redi.reduction.reducer import TOLERANCE
@@ -16,9 +17,13 @@ from redi.reduction.reducer import TOLERANCE
 TINY = Geometry((14, 14), prefix=1, width=192, head_dim=64, depth=12)
 BASE = Geometry((14, 14), prefix=1, width=768, head_dim=64, depth=12)
 DINOV3 = Geometry((14, 14), prefix=5, width=768, head_dim=64, depth=12)
+NARROW = Geometry((14, 14), prefix=1, width=192, head_dim=64, depth=12, own_block=vit_block(192, 384))
+GATED = Geometry((14, 14), prefix=5, width=384, head_dim=64, depth=12, own_block=vit_block(384, 1536, gated=True))
 GEOMETRIES = {"ViT-Ti": TINY, "ViT-B": BASE}
+ALL_BLOCKS = {**GEOMETRIES, "MLP of 2 D": NARROW, "gated MLP": GATED}
 
 geometries = pytest.mark.parametrize("on", GEOMETRIES.values(), ids=GEOMETRIES)
+all_blocks = pytest.mark.parametrize("on", ALL_BLOCKS.values(), ids=ALL_BLOCKS)
 one_shots = pytest.mark.parametrize("reducer", ONE_SHOT.values(), ids=ONE_SHOT)
 progressives = pytest.mark.parametrize("reducer", PROGRESSIVE.values(), ids=PROGRESSIVE)
 
@@ -32,8 +37,9 @@ def naive_block(attending: int, transformed: int, on: Geometry) -> int:
     for _ in range(heads):
         count += attending * on.head_dim * attending  # queries times keys
         count += attending * attending * on.head_dim  # attention times values
-    hidden = 4 * on.width
-    count += transformed * on.width * hidden
+    hidden = {NARROW: 2 * on.width}.get(on, 4 * on.width)
+    for _ in ("in", "gate") if on == GATED else ("in",):
+        count += transformed * on.width * hidden
     count += transformed * hidden * on.width
     return count
 
@@ -84,7 +90,7 @@ def one_line(error: pytest.ExceptionInfo[ConfigError]) -> str:
 # Costs --------------------------------------------------------------------------------------------
 
 
-@geometries
+@all_blocks
 @one_shots
 @pytest.mark.parametrize("after", [0, 4, 11, 12])
 def test_one_shot_cost_is_the_sum_over_the_blocks(reducer: OneShot, after: int, on: Geometry) -> None:
@@ -93,7 +99,7 @@ def test_one_shot_cost_is_the_sum_over_the_blocks(reducer: OneShot, after: int, 
         assert reducer.cost(Extent(budget, after), on) == pytest.approx(expected, rel=1e-12)
 
 
-@geometries
+@all_blocks
 @progressives
 def test_schedule_cost_is_the_sum_over_the_blocks(reducer: Progressive, on: Geometry) -> None:
     for strength in (0.0, 0.1, 0.4, 1.0):
@@ -306,4 +312,5 @@ def test_the_geometry_is_that_of_the_backbone(dinov3: Backbone) -> None:
     capture: dict[int, dict[str, torch.Tensor]] = {0: {}}
     dinov3.encode(tokens, stop=1, capture=capture)
     assert on.head_dim == capture[0]["query"].shape[3]
-    assert on.dense == naive_dense(on)
+    assert on.block == vit_block(32, 64)
+    assert replace(on, own_block=None).dense == naive_dense(on)

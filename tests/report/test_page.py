@@ -20,6 +20,7 @@ from redi.records.explained import Fate
 from redi.reduction import reduce
 from redi.report.build import build_report
 from redi.report.explorer import Explorer
+from redi.report.sheets import ADDED
 from redi.rows import SCORES
 from redi.run.config import saved_config
 
@@ -152,10 +153,17 @@ def test_role_counts_equal_the_operators_for_every_image_score_and_budget(watche
             # Which patch has which role, read off the page patch by patch through its own script.
             assert roles_on(page) == kept_and_compressed(fate), (index, keep, merge)
             assert page.locator("#counts").get_attribute("data-tokens") == str(len(fate.positions))
+            share = own_cost(5 + len(fate.positions)) / own_cost(201)
+            expect(page.locator("#counts")).to_contain_text(f"{share:.3f} of the blocks' arithmetic")
             leaders = page.locator("#roles").get_attribute("data-leaders") or ""
             assert [int(patch) for patch in leaders.split()] == fate.leaders
             arrows = "drawn" if (keep, merge) == (50, 25) else "none"
             expect(page.locator("#roles")).to_have_attribute("data-arrows", arrows)
+
+
+def own_cost(tokens: int) -> int:
+    """Multiply-adds of a block of the run's backbone: width 32, an MLP of twice the width."""
+    return 8 * tokens * 32**2 + 2 * tokens**2 * 32
 
 
 def roles_on(page: Page) -> tuple[list[int], list[int]]:
@@ -243,21 +251,43 @@ def test_a_patch_shows_the_attention_score_beside_its_own(
 
 
 def test_tables_sort(watched: Watched) -> None:
+    """The paper's rows and the added ones each by themselves, below their own label."""
     page = watched.open()
     table = page.locator("#tables table").first
-    names = table.locator("tbody th")
-    assert names.first.inner_text() == "Dense baseline"
+    paper, label, added = (table.locator("tbody").nth(k) for k in range(3))
+    names = paper.locator("th").all_inner_texts()
+    assert names == ["Dense baseline", "TF-IDF [gt]", "Incoming mass", "REDI, mass [gt]"]
+    rule = "element => getComputedStyle(element).borderTopWidth"
+    assert paper.locator("tr").nth(3).locator("td").first.evaluate(rule) == "1px"
     head = table.locator("thead button").nth(2)
-    head.click()
-    values = [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]
-    assert values == sorted(values, reverse=True)
-    head.click()
-    values = [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]
-    assert values == sorted(values)
-    expect(table.locator("thead th").nth(2)).to_have_attribute("aria-sort", "ascending")
+    for reverse in (True, False):
+        head.click()
+        for body in (paper, added):
+            values = [float(text) for text in body.locator("td:nth-child(3)").all_inner_texts()]
+            assert values == sorted(values, reverse=reverse)
+    expect(table.locator("thead th[aria-sort]")).to_have_attribute("aria-sort", "ascending")
+    assert paper.locator(".ruled td").first.evaluate(rule) == "0px", "its place is lost"
     table.locator("thead button").first.click()
-    texts = names.all_inner_texts()
-    assert texts == sorted(texts, key=str.casefold)
+    for body in (paper, added):
+        texts = body.locator("th").all_inner_texts()
+        assert texts == sorted(texts, key=str.casefold)
+    assert label.locator("th").inner_text() == ADDED
+    assert paper.locator("tr").count() == 4
+
+
+def test_the_best_cells_are_bold_and_the_added_columns_have_a_border(watched: Watched) -> None:
+    page = watched.open()
+    table = page.locator("#tables table").first
+    best = table.locator("tbody").first.locator("td:nth-child(3)")
+    weights = best.evaluate_all("cells => cells.map(cell => [cell.innerText, !!cell.querySelector('strong')])")
+    highest = max(float(text) for text, _ in weights)
+    assert [strong for _, strong in weights] == [float(text) == highest for text, _ in weights]
+    assert table.locator("thead .groups th").inner_text() == ADDED
+    place = "element => element.getBoundingClientRect().left"
+    added = table.locator("thead button").nth(5).evaluate(place)
+    assert table.locator(".groups th").evaluate(place) == pytest.approx(added, abs=1)
+    border = "element => getComputedStyle(element).borderLeftWidth"
+    assert table.locator("colgroup").evaluate_all(f"groups => groups.map({border})") == ["0px", "1px"]
 
 
 def test_filters_by_outcome_class_and_disagreement(watched: Watched, explorer: Explorer) -> None:

@@ -39,7 +39,13 @@ from redi.rows import SCORES
 from redi.run.config import saved_config
 from redi.score import hybrid
 
-SHEET = Sheet("50 % <of> it", ("Row & co", "Δ"), [["a_b | c", "1.5"], ["<i>$x</i>", ""]], ["Note #1."], strong=0)
+SHEET = Sheet(
+    "50 % <of> it",
+    ("Row & co", "Δ"),
+    [["a_b | c", "1.5"], ["<i>$x</i>", ""]],
+    ["Note #1."],
+    strong=frozenset({(0, 0), (0, 1)}),
+)
 
 
 @pytest.fixture
@@ -57,14 +63,14 @@ def data_of(page: Path) -> Any:
 
 
 def test_a_sheet_in_markdown_latex_and_html_is_escaped() -> None:
-    assert "| a_b \\| c | 1.5 |" in to_markdown(SHEET)
+    assert "| **a_b \\| c** | **1.5** |" in to_markdown(SHEET)
     latex = to_latex(SHEET)
     assert r"\textbf{a\_b | c} & \textbf{1.5} \\" in latex
     assert r"<i>\$x</i> &  \\" in latex
     assert r"\caption{50 \% <of> it. Note \#1.}" in latex
     assert r"Row \& co & $\Delta$ \\" in latex
     html = to_html(SHEET)
-    assert '<tr class="strong"><th scope="row">a_b | c</th><td>1.5</td></tr>' in html
+    assert '<tr><th scope="row"><strong>a_b | c</strong></th><td><strong>1.5</strong></td></tr>' in html
     assert "&lt;i&gt;$x&lt;/i&gt;" in html
     assert "<i>" not in html
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from redi.backbone import load_backbone
+from redi.cost import block_cost
 from redi.records.results import read_results
+from redi.reduction import OPERATOR, REDUCERS, Extent
 from redi.rows import SCORES
 from small_run import COLOURS, VAL
 
@@ -24,3 +27,15 @@ def test_results_have_the_papers_rows(finished: Path) -> None:
     assert results.row("dense", "probe").p_value == 1
     assert results.notes.probe.steps == 50
     assert len(results.notes.vocabulary.objective) == 3
+
+
+def test_costs_count_the_blocks_of_the_runs_own_backbone(small_data: Path, finished: Path) -> None:
+    """The small backbone has a width of 32 and an MLP of 64."""
+    results = read_results(finished)
+    dense, reduced = (8 * t * 32**2 + 2 * t**2 * 32 for t in (201, 107))
+    assert results.costs[-1].reduced == reduced / dense
+    assert results.costs[-1].formula == block_cost(107, 32) / block_cost(201, 32)
+    on = load_backbone(small_data / "backbone").geometry
+    assert {row.cost for row in results.rows[1:]} == {REDUCERS[OPERATOR].cost(Extent(), on)}
+    own = REDUCERS[OPERATOR].products(Extent().budget, on.grid, 32)  # type: ignore[attr-defined]
+    assert results.rows[1].cost == (3 * reduced + own) / (3 * dense)

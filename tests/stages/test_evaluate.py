@@ -1,19 +1,26 @@
 """Scores and predictions of the stages, against the library called by hand."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from families import save_model, scrambled
 from redi.backbone import AttentionScores, load_backbone
+from redi.cost import vit_block
 from redi.images import FolderImages
 from redi.images.preprocessing import crop, to_bytes
 from redi.probe import image_feature
 from redi.records import artifacts
 from redi.reduction import reduce
+from redi.run.distributed import Ranks
+from redi.run.folder import Run
 from redi.score import hybrid
+from redi.stages.evaluate import block_key
 from redi.tfidf import lookup
 from redi.views import aggregate, align, validation_views
 from redi.vocabulary import Vocabulary
+from small_run import small_config
 
 
 def test_scores_and_predictions_equal_the_library_called_by_hand(small_data: Path, finished: Path) -> None:
@@ -49,3 +56,16 @@ def test_scores_and_predictions_equal_the_library_called_by_hand(small_data: Pat
     logits = image_feature(normed, backbone.prefix) @ probe["weight"].T + probe["bias"]
     predicted = artifacts.load(finished / "predictions" / "probe" / "redi_mass.safetensors")[0]
     torch.testing.assert_close(predicted["logits"][index], logits.sort(descending=True).values[0], atol=1e-4, rtol=1e-4)
+
+
+def test_predictions_depend_on_blocks_that_the_formula_does_not_describe(
+    small_data: Path, finished: Path, tmp_path: Path
+) -> None:
+    """They hold a cost. A backbone of the paper's kind keeps the predictions that it has."""
+    for name in ("predictions/probe/mass", "analysis/explorer"):
+        manifest = artifacts.read_manifest(finished / f"{name}.safetensors")
+        assert manifest is not None
+        assert manifest["key"]["block"] == asdict(vit_block(32, 64))
+    save_model(scrambled("dinov3", intermediate_size=128), tmp_path / "backbone")
+    config = replace(small_config(small_data, tmp_path / "run"), backbone=str(tmp_path / "backbone"))
+    assert block_key(Run(config, Ranks(), torch.device("cpu"))) == {}

@@ -59,6 +59,7 @@ class Halves:
 
     attend: Callable[..., Tensor]  # (block, hidden, keyword arguments of the attention) -> hidden
     transform: Callable[[Any, Tensor], Tensor]  # (block, hidden) -> hidden
+    mlp: str  # attribute path of the MLP inside the block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +118,8 @@ def _transform_scaled(block: Any, hidden: Tensor) -> Tensor:
     return block.layer_scale2(block.mlp(block.norm2(hidden))) + hidden  # type: ignore[no-any-return]
 
 
-_PLAIN = Halves(_attend, _transform)  # ViT, DeiT, MAE
-_SCALED = Halves(_attend_scaled, _transform_scaled)  # the DINO families, which have layer scale
+_PLAIN = Halves(_attend, _transform, mlp="mlp")  # ViT, DeiT, MAE
+_SCALED = Halves(_attend_scaled, _transform_scaled, mlp="mlp")  # the DINO families, which have layer scale
 
 
 def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:

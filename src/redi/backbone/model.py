@@ -18,7 +18,7 @@ from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import Watch
 from redi.checks import require_float
-from redi.cost import Geometry
+from redi.cost import Block, Geometry, vit_block
 from redi.errors import BackboneError, InvalidInput
 from redi.images.preprocessing import Preprocessing, shorter_side
 from redi.reduction import Progressive, Schedule
@@ -47,6 +47,7 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         self.patch_size = square_patch(self.config)
         self.prefix = family.prefix(self.config)
+        self.products = block_products(self.blocks[0], family.halves.mlp, self.width)
 
     def at_size(self, size: int) -> "Backbone":
         """The same weights for crops of another size; the default size gives a 14x14 grid."""
@@ -71,7 +72,8 @@ class Backbone(nn.Module):
         """The sizes that the cost depends on, for the input of :attr:`preprocessing`."""
         side = self.preprocessing.size // self.patch_size
         heads: int = self.config.num_attention_heads
-        return Geometry((side, side), self.prefix, self.width, self.width // heads, self.depth)
+        own = None if self.products == vit_block(self.width) else self.products
+        return Geometry((side, side), self.prefix, self.width, self.width // heads, self.depth, own)
 
     @property
     def device(self) -> torch.device:
@@ -160,3 +162,17 @@ class Backbone(nn.Module):
         if self.head is None:
             raise BackboneError("This checkpoint has no classifier of its own; train a linear probe on its features.")
         return self.head.classify(self.model, self.final_norm(hidden), self.prefix)
+
+
+def block_products(block: nn.Module, mlp: str, width: int) -> Block:
+    """The matrix products of a block: each weight of a linear layer is one multiply-add per token.
+
+    ``mlp`` is the path of the MLP. All other linear layers belong to the attention, whose heads together have the
+    width of the backbone in every supported architecture.
+    """
+
+    def weights(module: nn.Module) -> int:
+        return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+
+    transformed = weights(block.get_submodule(mlp))
+    return Block(weights(block) - transformed, transformed, 2 * width)

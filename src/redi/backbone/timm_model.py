@@ -186,7 +186,7 @@ TIMM = Family(
     norm="vit.norm",
     prefix=lambda config: config.prefix,
     embed=_embed,
-    halves=Halves(TimmBlock.attend, TimmBlock.transform),
+    halves=Halves(TimmBlock.attend, TimmBlock.transform, mlp="block.mlp"),
     pool=lambda encoder, normed: None,
 )
 

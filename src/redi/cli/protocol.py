@@ -133,18 +133,21 @@ def cost(
     keep: Annotated[float, option("Fraction of patches kept.")] = 0.50,
     merge: Annotated[float, option("Fraction of patches merged into kept ones.")] = 0.25,
     cells: Annotated[int, option("Summary tokens per grid axis.")] = 2,
+    mlp: Annotated[int, option("Hidden width of the MLP; 0 means 4 D.")] = 0,
+    gated: Annotated[bool, option("Whether the MLP is gated (SwiGLU), with three matrices.")] = False,
 ) -> None:
     """Print the analytic cost of a token budget: the paper's Table 3 for any backbone.
 
     Examples: `redi cost` for the paper's own numbers, `redi cost --width 192 --prefix 1` for ViT-Ti,
-    `redi cost --keep 0.25 --merge 0.5` for a smaller budget.
+    `redi cost --keep 0.25 --merge 0.5` for a smaller budget, `redi cost --width 384 --mlp 1536 --gated` for
+    DINOv3 ViT-S+.
     """
     from rich.console import Console
 
     from redi.budget import Budget
-    from redi.cost import cost_table
+    from redi.cost import cost_table, vit_block
     from redi.report.sheets import print_sheet
     from redi.report.tables import table3
 
-    costs = cost_table(patches, prefix, width, Budget(keep, merge, cells))
+    costs = cost_table(patches, prefix, width, Budget(keep, merge, cells), vit_block(width, mlp, gated))
     print_sheet(table3(costs), Console())

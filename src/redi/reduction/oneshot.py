@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from redi.budget import Budget
-from redi.cost import Geometry, block_cost
+from redi.cost import Geometry
 from redi.grid import Grid
 from redi.reduction.operator import OFFSET, keep_merge_compress
 from redi.reduction.reducer import Encoder, Extent, Reducer
@@ -55,9 +55,9 @@ class OneShot(Reducer):
 
     def cost(self, extent: Extent, on: Geometry) -> float:
         """Relative cost: ``after`` blocks on all tokens, the reducer, the other blocks on the reduced tokens."""
-        left = on.prefix + self.tokens(extent.budget, on.grid)
-        blocks = extent.after * block_cost(on.prefix + on.patches, on.width)
-        blocks += (on.depth - extent.after) * block_cost(left, on.width)
+        all_tokens, left = on.prefix + on.patches, on.prefix + self.tokens(extent.budget, on.grid)
+        blocks = extent.after * on.block.cost(all_tokens, all_tokens)
+        blocks += (on.depth - extent.after) * on.block.cost(left, left)
         return (blocks + self.products(extent.budget, on.grid, on.width)) / on.dense
 
     def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from redi.cost import Geometry, progressive_cost
+from redi.cost import Geometry
 from redi.errors import ConfigError
 from redi.reduction.operator import OFFSET
 from redi.reduction.reducer import Encoder, Extent, Reducer, Schedule
@@ -96,7 +96,7 @@ class Progressive(Reducer):
         before = (on.patches, *schedule[:-1])
         removing = schedule[:-1] if prefix_only else schedule
         after = [on.prefix + n for n in removing] + [on.prefix] * prefix_only
-        blocks = progressive_cost([on.prefix + n for n in before], after, on.width)
+        blocks = sum(on.block.cost(on.prefix + n, m) for n, m in zip(before, after, strict=True))
         own = sum(self.products(n, m, on.width, on.head_dim) for n, m in zip(before, removing, strict=False) if m < n)
         return (blocks + own) / on.dense
 

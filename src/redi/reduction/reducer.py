@@ -1,6 +1,6 @@
 """One interface for all reducers: tokens, cost, the extent that meets a cost, and the forward pass.
 
-Cost is relative to dense: the multiply-adds of the blocks' matrix products (Eq. blockcompute) plus those of the
+Cost is relative to dense: the multiply-adds of the matrix products of the backbone's own blocks, plus those of the
 reducer itself. It leaves out the pass that makes the scores.
 """
 

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def content(
     shown = fitting(explorer, images, first, page_characters - len(json.dumps(words)))
     return {
         "grid": explorer.grid,
-        "geometry": explorer.geometry,
+        "geometry": {"prefix": explorer.geometry.prefix, **asdict(explorer.geometry.block)},
         "budget": vars(explorer.budget),
         "main": MAIN_ROW,
         "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from redi.budget import Budget
 from redi.corpus import TRUE_CLASS
+from redi.cost import Geometry
 from redi.images.classes import class_titles
 from redi.images.jpeg import Packed, from_jpeg
 from redi.records import artifacts
 from redi.records.explained import Explained, Fate, Guess, corpus_steps, printable
+from redi.records.reading import build
 from redi.rows import DENSE, SCORES, Score
 from redi.views import View, stored_views
 
@@ -25,8 +26,8 @@ class Explorer:
         self.stored, manifest = artifacts.load_named(folder, "analysis/explorer")
         notes = manifest["notes"]
         self.names = [printable(name) for name in notes["names"]]
-        self.geometry: dict[str, Any] = notes["geometry"]
-        self.grid: tuple[int, int] = tuple(self.geometry["grid"])
+        self.geometry: Geometry = build(Geometry, notes["geometry"])
+        self.grid = self.geometry.grid
         self.budget = Budget(**notes["budget"])
         self.head: list[str] = notes["head"]
         self.columns: list[int] = notes["columns"]

@@ -26,7 +26,8 @@ def tune_sheet(tuned: Tuned) -> Sheet:
     ]
     if labelled:
         notes.append(f"Dense: {tuned.dense_accuracy:.1f} % Top-1.")
-    return Sheet("Cost, speed and what is lost", columns, rows, notes, tuned.chosen)
+    chosen = [] if tuned.chosen is None else [(tuned.chosen, column) for column in range(len(columns))]
+    return Sheet("Cost, speed and what is lost", columns, rows, notes, frozenset(chosen))
 
 
 def verdict(tuned: Tuned) -> str:

@@ -20,7 +20,7 @@ from redi.rows import DENSE, MAIN_ROW, SCORES
 from redi.run.folder import Run
 from redi.run.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_names, native_classes
-from redi.stages.evaluate import prediction_name
+from redi.stages.evaluate import block_key, prediction_name
 from redi.stages.score import WORDS
 from redi.stages.stage import Stage
 
@@ -41,6 +41,7 @@ def analysis_key(run: Run) -> dict[str, Any]:
         sample=run.config.analysis.sample,
         budget=asdict(run.config.budget),
         columns=native_classes(run)[0],
+        **block_key(run),
     )
 
 

@@ -32,7 +32,7 @@ def collect(run: Run) -> Results:
     ]
     return Results(
         rows,
-        cost_table(geometry.patches, geometry.prefix, geometry.width, run.config.budget),
+        cost_table(geometry.patches, geometry.prefix, geometry.width, run.config.budget, geometry.block),
         _notes(run),
         environment(run.device, run.ranks.world),
         _digests(run),

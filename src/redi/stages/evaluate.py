@@ -43,7 +43,14 @@ def prediction_key(run: Run, maps: ScoreMaps, classifier: str, variant: Variant,
         seed=run.config.seed,
         user=user,
         **classifier_key(run, classifier),
+        **block_key(run),
     )
+
+
+def block_key(run: Run) -> dict[str, Any]:
+    """The part of a key for artefacts that hold costs: the products of a block, if not those of Eq. blockcompute."""
+    block = run.backbone.geometry.own_block
+    return {} if block is None else {"block": asdict(block)}
 
 
 def predictions(

@@ -51,7 +51,7 @@ function disagreement(image, first, second, budget) {
 }
 
 function blockCost(tokens) {
-  const { width, prefix } = data.geometry;
-  const cost = (count) => 12 * count * width ** 2 + 2 * count ** 2 * width;
+  const { prefix, projections, mlp, pairs } = data.geometry;
+  const cost = (count) => count * (projections + mlp) + count ** 2 * pairs;
   return cost(prefix + tokens) / cost(prefix + patches);
 }
