@@ -1,9 +1,14 @@
 """The results of a run: the paper's rows."""
 
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
+from redi.pipeline import execute
+from redi.records import artifacts
 from redi.records.results import read_results
-from redi.rows import SCORES
+from redi.rows import MAIN_SCORE, SCORES, Codebook, CorpusSettings, Variant
+from redi.run.config import saved_config
 from small_run import COLOURS, VAL
 
 
@@ -24,3 +29,16 @@ def test_results_have_the_papers_rows(finished: Path) -> None:
     assert results.row("dense", "probe").p_value == 1
     assert results.notes.probe.steps == 50
     assert len(results.notes.vocabulary.objective) == 3
+
+
+def test_predictions_with_a_codebook_that_is_not_known_are_no_row(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    own = tmp_path / "run" / "predictions" / "probe" / "redi_mass.safetensors"
+    tensors, manifest = artifacts.load(own)
+    variant = asdict(Variant(MAIN_SCORE, "gt", corpus=CorpusSettings(Codebook())))
+    variant["corpus"]["codebook"]["start"] = "farthest"
+    notes = {**manifest["notes"], "variant": variant}
+    artifacts.save(own.with_name("redi_mass~farthest.safetensors"), tensors, manifest["key"], **notes)
+    results = execute(saved_config(tmp_path / "run"))
+    assert results is not None
+    assert [row.name for row in results.rows] == ["dense", *SCORES]

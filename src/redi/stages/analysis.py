@@ -35,7 +35,7 @@ def analysis_key(run: Run) -> dict[str, Any]:
         "train",
         "val",
         words=run.digest("analysis/words"),
-        scores=run.digest(f"scores/{MAIN_ROW}"),
+        scores={row: run.digest(f"scores/{row}") for row in SCORES},
         dense=run.digest(prediction_name(first, DENSE)),
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
