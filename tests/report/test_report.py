@@ -322,7 +322,7 @@ def test_a_run_of_an_earlier_version_is_told_to_run_again(seen_run: Path, tmp_pa
     artifacts.save(file, tensors, manifest["key"])
     for command in (build_report, write_figures):
         with pytest.raises(ArtifactError, match=r"made by another version of redi: run `redi run` again\."):
-            command(tmp_path / "run")  # type: ignore[operator]
+            command(tmp_path / "run")
 
 
 def test_the_figures_image_can_be_chosen_and_mistakes_are_one_line(seen_run: Path, tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def test_zipf_and_the_correlations_are_recorded(finished: Path, counted: dict[st
     figure, notes = figure2_shares(finished), figure2_shares(finished).notes
     assert set(notes.zipf) == {"block1", "block2", "block3"}
     for block, counts in figure.blocks:
-        fit, ranks = notes.zipf[f"block{block}"], np.log(np.arange(1, len(counts) + 1))
-        slope, _ = np.polyfit(ranks, np.log(counts), 1)
+        fit, log_rank = notes.zipf[f"block{block}"], np.log(np.arange(1, len(counts) + 1))
+        slope, _ = np.polyfit(log_rank, np.log(counts), 1)
         assert fit.slope == pytest.approx(slope)
-        assert fit.r2 == pytest.approx(np.corrcoef(ranks, np.log(counts))[0, 1] ** 2)
+        assert fit.r2 == pytest.approx(np.corrcoef(log_rank, np.log(counts))[0, 1] ** 2)
         assert fit.words == len(counts)
     occurring = [word for word, count in enumerate(counted["frequency"]) if count]
     for row in ("redi_mass", "tfidf"):
