@@ -182,9 +182,9 @@ def test_learned_positions_are_averaged_with_the_patches_that_carry_them(tmp_pat
     for image in range(3):
         for token, own in enumerate(reduction.positions[image].tolist()):
             members = (reduction.source[image] == token).nonzero().flatten().tolist()
-            weights = torch.tensor(
-                [1.0 if m == own and token < 18 else float(scores[image, m]) + 1e-4 for m in members]
-            )
+            weights = scores[image, members] + 1e-4
+            if token < 18:
+                weights[members.index(own)] = 1  # a kept patch
             weights = weights / weights.sum()
             expected = weights @ contents[image, members] + weights @ positions[members]
             torch.testing.assert_close(reduction.tokens[image, token], expected, atol=1e-5, rtol=1e-5)
