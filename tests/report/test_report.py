@@ -310,7 +310,7 @@ def test_figure_2_and_the_page_say_zipfs_slope_and_the_correlations(seen_run: Pa
         assert said in drawn
         assert said in page
     redi, tfidf = (figure2.notes.spearman[row] for row in ("redi_mass", "tfidf"))
-    said = f"ρ with the assignments: REDI mass {redi:.2f}, TF-IDF mass {tfidf:.2f}"
+    said = f"ρ of mass and assignments: REDI {redi:.2f}, TF-IDF {tfidf:.2f}"
     assert said in drawn
     assert said in page
 

@@ -80,7 +80,7 @@ class Figure2:
     def correlations(self) -> str:
         """What the right panel says about frequency and mass."""
         redi, tfidf = (f"{self.notes.spearman[row]:.2f}".replace("-", "\N{MINUS SIGN}") for row in MASS_ROWS)
-        return f"Spearman's ρ with the assignments: REDI mass {redi}, TF-IDF mass {tfidf}"
+        return f"Spearman's ρ of mass and assignments: REDI {redi}, TF-IDF {tfidf}"
 
 
 def figure2_shares(folder: Path) -> Figure2:
@@ -124,8 +124,8 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
     right.plot(ranks, figure2.mass, ".", ms=3, color="#d95f02", label="REDI score mass", alpha=0.8)
     right.plot(ranks, figure2.frequency, lw=1.6, color="#1b3a6b", label="assignments")
     right.set(xscale="log", xlabel="word, by validation frequency", ylabel="share, %")
-    left.set_title("Slope of log frequency on log rank, least squares over all words", fontsize=7)
-    right.set_title(figure2.correlations, fontsize=7)
+    left.set_title("Slope of log frequency on log rank, over all words that occur", fontsize=6.5)
+    right.set_title(figure2.correlations, fontsize=6.5)
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=7)
         axes.grid(alpha=0.25, which="both", lw=0.4)
