@@ -46,6 +46,26 @@ def test_every_equation_table_and_figure_has_a_row_with_a_function_and_a_test() 
         assert "::test_" in row
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "Another resize filter (`--resize`)",
+        "EXIF rotation",
+        "Before or after the final norm",
+        "FP16 score maps",
+        "Learned positions of merged tokens",
+        "Linear classifier",
+        "Figure 2",
+    ],
+)
+def test_a_choice_that_the_paper_leaves_open_has_a_function_a_test_and_a_decision(choice: str) -> None:
+    (row,) = re.findall(rf"^\| {re.escape(choice)} \|.*$", TEXT, flags=re.MULTILINE)
+    _, _, functions, tests, decision, _ = row.split("|")
+    assert "`redi." in functions
+    assert "::test_" in tests
+    assert len(decision.split()) > 10
+
+
 def test_the_equations_are_those_of_the_paper(shared: Path) -> None:
     paper = (shared / "paper.tex").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\\label\{eq:(\w+)\}", paper)) == sorted(EQUATIONS)

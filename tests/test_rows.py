@@ -226,6 +226,19 @@ def test_names_of_rows_by_hand(variant: Variant, name: str) -> None:
     assert variant.name(Budget()) == name
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"start": "Random"}, "start of a codebook must be one of spread, random, not 'Random'"),
+        ({"start": ""}, "start of a codebook must be one of spread, random, not ''"),
+        ({"features": "post-norm"}, "features of a codebook must be one of prenorm, postnorm, embedding"),
+    ],
+)
+def test_unknown_values_of_a_codebook_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Codebook(**values)  # type: ignore[arg-type]
+
+
 EXTENTS = [
     Extent(),
     Extent(after=1),

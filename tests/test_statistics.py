@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from math import comb
+from math import comb, log
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from redi.statistics import (
     paired_interval,
     spearman,
     wilson,
+    zipf_fit,
 )
 
 
@@ -272,3 +273,31 @@ RIGHT, SCORES = torch.ones(4, dtype=torch.bool), torch.arange(8.0).view(2, 4)
 def test_what_cannot_be_compared_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         call()
+
+
+def test_zipf_by_hand() -> None:
+    """12 / rank is Zipf's law itself; words that do not occur have no rank."""
+    fit = zipf_fit(torch.tensor([4, 0, 12, 3, 6, 0]))
+    assert fit.words == 4
+    assert [fit.slope, fit.r2] == pytest.approx([-1, 1])
+    # Counts of 4, 4 and 1: the slope of log count on log 1, log 2, log 3, and the share that it explains.
+    x, y = [0, log(2), log(3)], [log(4), log(4), 0]
+    centred = [(a - sum(x) / 3, b - sum(y) / 3) for a, b in zip(x, y, strict=True)]
+    slope = sum(a * b for a, b in centred) / sum(a * a for a, _ in centred)
+    left = sum((b - slope * a) ** 2 for a, b in centred) / sum(b * b for _, b in centred)
+    fit = zipf_fit(torch.tensor([4, 1, 4]))
+    assert [fit.slope, fit.r2] == pytest.approx([slope, 1 - left])
+
+
+def test_zipf_does_not_depend_on_the_order_of_the_words_or_the_number_of_patches() -> None:
+    counts = torch.randint(0, 1000, (512,))
+    fit = zipf_fit(counts)
+    for other in (counts.flip(0), counts * 7):
+        assert zipf_fit(other).slope == pytest.approx(fit.slope)
+        assert zipf_fit(other).r2 == pytest.approx(fit.r2)
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0], [5, 0], [3, 3, 3]])
+def test_zipf_without_anything_to_fit_is_flat(counts: list[int]) -> None:
+    fit = zipf_fit(torch.tensor(counts, dtype=torch.int64))
+    assert (fit.slope, fit.r2, fit.words) == (0, 0, sum(count > 0 for count in counts))

@@ -150,7 +150,7 @@ def _disk(run: Run) -> int:
     """
     geometry, images = run.backbone.geometry, len(run.validation.labels)
     features = 4 * geometry.width * (len(run.training.labels) + images)
-    maps = images * geometry.patches * 2 * (len(SCORES) + N_VIEWS + 1)
+    maps = images * geometry.patches * (2 * (len(SCORES) + N_VIEWS + 1) + 4 * len(score.FACTORS))
     logits = 4 * len(run.backbone.class_names or []) * images
     cache = feature_cache(run)
     return 2 * (features + maps + logits) + (cache.bytes if cache else 0)

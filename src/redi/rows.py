@@ -95,14 +95,26 @@ MAIN_SCORE = Score("tfidf", "mass")
 MAIN_ROW = MAIN_SCORE.name
 
 
+#: Features that a codebook may have: of the last block, before or after the final norm, or before the first block.
+CODEBOOK_FEATURES = ("prenorm", "postnorm", "embedding")
+#: Where the words of a codebook may start: at patches spread evenly over the corpus, or at random ones.
+CODEBOOK_STARTS = ("spread", "random")
+
+
 @dataclass(frozen=True)
 class Codebook:
     """A vocabulary other than the run's own, for ablations."""
 
     n_words: int = N_WORDS
     n_passes: int = N_PASSES
-    features: str = "prenorm"  # features of the last block before the final norm; "postnorm" is after it
-    start: str = "spread"  # words start at patches spread evenly over the corpus; "random" draws them
+    features: str = "prenorm"  # one of CODEBOOK_FEATURES
+    start: str = "spread"  # one of CODEBOOK_STARTS
+
+    def __post_init__(self) -> None:
+        for field_name, choices in (("features", CODEBOOK_FEATURES), ("start", CODEBOOK_STARTS)):
+            value = getattr(self, field_name)
+            if value not in choices:
+                raise ConfigError(f"The {field_name} of a codebook must be one of {', '.join(choices)}, not {value!r}.")
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Paired statistics of two rows on the same images, and the correction for many tests."""
+"""Paired statistics of two rows on the same images, the correction for many tests, and Zipf's law."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +24,15 @@ class Bootstrap:
     delta: float
     interval: tuple[float, float]  # 95 %, percentiles of the resampled differences
     p_value: float
+
+
+@dataclass(frozen=True)
+class ZipfFit:
+    """A straight line through log frequency against log rank."""
+
+    slope: float  # minus the exponent of Zipf's law; -1 in its classical form
+    r2: float  # share of the variance of log frequency that the line explains
+    words: int  # the line covers ranks 1 to ``words``
 
 
 def wilson(correct: int, images: int) -> tuple[float, float]:
@@ -135,6 +144,23 @@ def spearman(
     # The ranks are integers, so the sums are exact, and the root is 0 or at least 1.
     norm = ((r * r).sum(dim=1).double() * (s * s).sum(dim=1)).sqrt()
     return ((r * s).sum(dim=1) / norm.clamp(min=1)).float()
+
+
+def zipf_fit(counts: Int[Tensor, " words"]) -> ZipfFit:
+    """Fit log f(r) = a + slope log r by least squares, f(r) being the r-th highest count.
+
+    The fit covers all words that occur, and all ranks weigh the same. R^2 = 1 - residual / total sum of squares. Where
+    nothing can be fitted (fewer than two words, or all equally frequent), slope and R^2 are 0.
+    """
+    frequency = counts[counts > 0].double().sort(descending=True).values
+    rank = torch.arange(1, len(frequency) + 1, device=counts.device).double()
+    x, y = rank.log(), frequency.log()
+    x, y = x - x.mean(), y - y.mean()
+    total = (y * y).sum().item()
+    if len(frequency) < 2 or frequency[0] == frequency[-1]:
+        return ZipfFit(0.0, 0.0, len(frequency))
+    slope = ((x * y).sum() / (x * x).sum()).item()
+    return ZipfFit(slope, 1 - (y - slope * x).square().sum().item() / total, len(frequency))
 
 
 def keep_overlap(

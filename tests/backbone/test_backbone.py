@@ -170,6 +170,30 @@ def test_shuffling_dinov3_patches_with_their_positions_shuffles_the_outputs(dino
     assert not torch.allclose(dinov3.encode(wrong)[:, 5:], expected, atol=1e-2)
 
 
+def test_learned_positions_are_averaged_with_the_patches_that_carry_them(tmp_path: Path, pixels: Tensor) -> None:
+    """A merged token is the mean of its members' contents plus the mean of their positions, by the same weights. The
+    position that it inherits, which RoPE would use, plays no part."""
+    embeddings = make_model("vit").embeddings
+    backbone = load_backbone(save_checkpoint("vit", tmp_path))
+    tokens, scores = backbone.embed(pixels), torch.rand(3, 36)
+    reduction = reduce(tokens.patches, scores)
+    with torch.no_grad():
+        contents, positions = embeddings.patch_embeddings(pixels), embeddings.position_embeddings[0, 1:]
+    for image in range(3):
+        for token, own in enumerate(reduction.positions[image].tolist()):
+            members = (reduction.source[image] == token).nonzero().flatten().tolist()
+            weights = scores[image, members] + 1e-4
+            if token < 18:
+                weights[members.index(own)] = 1  # a kept patch
+            weights = weights / weights.sum()
+            expected = weights @ contents[image, members] + weights @ positions[members]
+            torch.testing.assert_close(reduction.tokens[image, token], expected, atol=1e-5, rtol=1e-5)
+    reduced = tokens.reduced(reduction)
+    assert reduced.rope is None
+    elsewhere = tokens.reduced(reduction._replace(positions=reduction.positions.flip(1)))
+    assert torch.equal(backbone.encode(elsewhere), backbone.encode(reduced))
+
+
 def test_dinov3_can_be_reduced_twice(dinov3: Backbone, pixels: Tensor) -> None:
     """Positions are grid indices the first time and places in the sequence the second."""
     tokens = dinov3.embed(pixels)

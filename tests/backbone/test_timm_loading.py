@@ -58,6 +58,12 @@ def test_constants_and_filter_come_from_the_checkpoint_and_geometry_does_not(fol
     assert (preprocessing.shorter, preprocessing.size) == (128, 112)
 
 
+@pytest.mark.parametrize("name", ["random", "nearest-exact", None], ids=str)
+def test_a_filter_that_pillow_does_not_have_becomes_bicubic(folder: Path, name: str | None) -> None:
+    edit_cfg(folder, interpolation=name)
+    assert load_backbone(folder).preprocessing.resample == Image.Resampling.BICUBIC
+
+
 @pytest.mark.parametrize("mean", [0.5, [1, 2], [float("nan")] * 3], ids=str)
 def test_constants_that_make_no_sense_are_refused(folder: Path, mean: Any) -> None:
     edit_cfg(folder, mean=mean)

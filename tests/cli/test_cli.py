@@ -79,10 +79,18 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
     [
         (("bench", "--reducer", "melt"), "redi: There is no reducer 'melt'; choose one of"),
         (("bench", "--size", "huge"), "redi: There is no size 'huge'; choose one of tiny, small, base."),
+        (
+            ("run", *"--backbone b --train t --val v --out o --resize sharp".split()),
+            "redi: resize must be one of nearest, box, bilinear, hamming, bicubic, lanczos",
+        ),
+        (
+            ("diagnose", *"--backbone b --train t --val v --out o --resize sharp".split()),
+            "redi: resize must be one of nearest",
+        ),
         (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no config.toml."),
     ],
 )
-def test_mistakes_of_the_bench_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_in_options_are_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = run(*arguments)
     assert done.returncode == 1
     assert done.stderr.startswith(message)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from families import save_checkpoint
+from redi.attention import ATTENTION_SCORES
 from redi.compare.compare import compare
 from redi.compare.grid import Request
 from redi.compare.studies import STUDIES
@@ -175,6 +176,30 @@ def test_label_sources_see_what_they_say(folder: Path) -> None:
     assert torch.equal(gt[right], predicted[right]), "where dense is right, predicted is the truth"
     distinct = {tuple(scores.flatten().tolist()) for scores in made.values() if scores is not None}
     assert len(distinct) >= 5
+
+
+@pytest.mark.parametrize("name", ATTENTION_SCORES)
+def test_products_of_all_label_sources_are_rounded_alike(folder: Path, name: str) -> None:
+    """Where dense is right, the product for the predicted class is the run's own for the true class, bit for bit."""
+    with open_run(saved_config(folder)) as run:
+        maps, score = ScoreMaps(run), Score("tfidf", name)
+        made = maps.map(Variant(score, "predicted"), "probe")
+        right = maps.dense_logits("probe").argmax(dim=1) == run.load(DENSE_PASS)["labels"]
+        own = run.load(f"scores/{score.name}")["scores"].float()
+    assert made is not None
+    assert torch.equal(made[right], own[right])
+
+
+def test_a_product_with_a_score_of_a_comparison_multiplies_unrounded_maps(folder: Path) -> None:
+    """``mass`` of the last block is the run's own ``mass``, so both products are the same."""
+    ask(folder, scorers=["redi_mass@3"])
+    with open_run(saved_config(folder)) as run:
+        made = ScoreMaps(run).map(Variant(Score("tfidf", "mass", 3), "gt"), "probe")
+        own = run.load("scores/redi_mass")["scores"].float()
+    assert made is not None
+    # The dense pass and the scorer sum the attention in another order.
+    assert (made == own).float().mean() > 0.99
+    torch.testing.assert_close(made, own, atol=1e-3, rtol=0)
 
 
 def test_everything_kept_is_dense_for_every_reducer(folder: Path) -> None:

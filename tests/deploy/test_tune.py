@@ -19,7 +19,7 @@ from redi.deploy.calibrate import calibrate
 from redi.deploy.readout import Readout
 from redi.deploy.sample import load_sample
 from redi.deploy.tune import recommend, tune
-from redi.errors import ConfigError, CorpusError, ImageError
+from redi.errors import ConfigError, CorpusError, ImageError, InvalidInput
 from redi.images import open_pictures
 from redi.images.folders import FlatImages
 from redi.records.timing import Spread
@@ -112,6 +112,16 @@ def test_size_threads_and_the_callers_backbone(headed: Path, pictures: Path) -> 
     assert tuned.environment.threads == before + 1
     assert torch.get_num_threads() == before
     assert backbone.preprocessing.size == 112
+
+
+def test_the_filter_of_the_images(headed: Path, pictures: Path) -> None:
+    backbone = load_backbone(headed)
+    smooth = tune(small(headed, pictures / "classes", resize="box", size=48), backbone)
+    sharp = tune(small(headed, pictures / "classes", size=48), backbone)
+    assert smooth.points[0].divergence != sharp.points[0].divergence
+    assert backbone.preprocessing.resample.name == "BICUBIC"
+    with pytest.raises(InvalidInput, match="no resize filter 'sharp'"):
+        tune(small(headed, pictures / "classes", resize="sharp"), backbone)
 
 
 def test_folders_that_the_head_does_not_know_serve_for_agreement(

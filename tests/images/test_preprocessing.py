@@ -51,10 +51,15 @@ def test_every_patch_size_has_the_papers_grid_and_ratio(patch: int, size: int, s
     assert shorter_side(size) == shorter
 
 
-def test_filters_have_lower_case_names_and_bicubic_is_the_last_resort() -> None:
+def test_filters_have_lower_case_names() -> None:
     assert resampling("bilinear") is Image.Resampling.BILINEAR
     assert resampling("lanczos") is Image.Resampling.LANCZOS
-    assert resampling("random") is resampling("") is Image.Resampling.BICUBIC
+
+
+@pytest.mark.parametrize("name", ["random", "", "Bicubic"])
+def test_a_filter_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"no resize filter '{name}'; choose one of nearest, .*bicubic, lanczos"):
+        resampling(name)
 
 
 def test_a_preprocessing_resizes_cuts_the_centre_and_normalises() -> None:

@@ -26,6 +26,7 @@ from redi.errors import ArtifactError, ConfigError
 from redi.evaluate import choose_sample
 from redi.images.classes import class_titles
 from redi.pipeline import execute
+from redi.records import artifacts
 from redi.records.comparison import read_bundle
 from redi.records.explained import Fate, corpus_steps
 from redi.records.results import read_results
@@ -33,7 +34,7 @@ from redi.reduction import reduce
 from redi.report.build import build_report, inline_json
 from redi.report.content import content, kinds
 from redi.report.explorer import Explorer, telling_image
-from redi.report.figures import write_figures
+from redi.report.figures import draw_words, figure2_shares, write_figures
 from redi.report.sheets import Sheet, print_sheet, to_html, to_latex, to_markdown
 from redi.rows import SCORES
 from redi.run.config import saved_config
@@ -301,6 +302,33 @@ def test_figures_and_tables_for_print(seen_run: Path, tmp_path: Path) -> None:
     assert (
         f"{results.row('dense', 'probe').top1:.2f}" in (tmp_path / "run" / "figures" / "table1-probe.tex").read_text()
     )
+
+
+@pytest.mark.usefixtures("no_model")
+def test_figure_2_and_the_page_say_zipfs_slope_and_the_correlations(seen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(seen_run, tmp_path / "run")
+    figure2 = figure2_shares(tmp_path / "run")
+    draw_words(figure2, [tmp_path / "figure2.svg"])
+    drawn = (tmp_path / "figure2.svg").read_text()  # an SVG repeats each text as a comment
+    page = build_report(tmp_path / "run").read_text()
+    for block, fit in figure2.notes.zipf.items():
+        said = f"block {block.removeprefix('block')}: slope \N{MINUS SIGN}{-fit.slope:.2f}, R² {fit.r2:.2f}"
+        assert said in drawn
+        assert said in page
+    redi, tfidf = (figure2.notes.spearman[row] for row in ("redi_mass", "tfidf"))
+    said = f"ρ of mass and assignments: REDI {redi:.2f}, TF-IDF {tfidf:.2f}"
+    assert said in drawn
+    assert said in page
+
+
+def test_a_run_of_an_earlier_version_is_told_to_run_again(seen_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(seen_run, tmp_path / "run")
+    file = tmp_path / "run" / "analysis" / "figure2.safetensors"
+    tensors, manifest = artifacts.load(file)
+    artifacts.save(file, tensors, manifest["key"])
+    for command in (build_report, write_figures):
+        with pytest.raises(ArtifactError, match=r"made by another version of redi: run `redi run` again\."):
+            command(tmp_path / "run")
 
 
 def test_the_figures_image_can_be_chosen_and_mistakes_are_one_line(seen_run: Path, tmp_path: Path) -> None:

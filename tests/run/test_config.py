@@ -52,6 +52,8 @@ def test_missing_and_impossible_settings_are_named(tmp_path: Path) -> None:
         replace(FULL, val="").checked()
     with pytest.raises(ConfigError, match="classifier must be one of probe, native, both"):
         replace(FULL, classifier="svm").checked()
+    with pytest.raises(ConfigError, match=r"resize must be one of nearest, box, bilinear, .*, not 'sharp'"):
+        replace(FULL, resize="sharp").checked()
     with pytest.raises(ConfigError, match="n_words must be positive"):
         overlay(FULL, {"vocabulary": {"n_words": 0}}, "options").checked()
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from families import save_checkpoint
 from redi.errors import ArtifactError, CorpusError
+from redi.images.preprocessing import to_bytes
 from redi.pipeline import STAGES, execute
+from redi.records import artifacts
+from redi.records.results import read_results
+from redi.run.config import read_config
 from redi.run.distributed import Ranks
 from redi.run.folder import Run, lock
+from redi.stages.inspect import inspect_in_run
 from small_run import content, script, small_config, start
 
 
@@ -86,3 +92,37 @@ def test_the_default_size_by_name_is_the_default(
     assert capsys.readouterr().err.count("already done") == len(STAGES)
     execute(replace(small_config(small_data, tmp_path / "run"), size=128), until="tfidf")
     assert "already done" not in capsys.readouterr().err
+
+
+def test_the_checkpoints_filter_by_name_is_the_default(
+    small_data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    config = small_config(small_data, tmp_path / "run")
+    execute(replace(config, resize="bicubic"))
+    assert capsys.readouterr().err.count("already done") == len(STAGES)
+    plain, other = (Run(changed, Ranks(), torch.device("cpu")) for changed in (config, replace(config, resize="box")))
+    assert other.key("score", "val") == {**plain.key("score", "val"), "resize": "box"}
+    assert "resize" not in plain.key("score", "val")
+
+
+def test_another_filter_changes_the_pixels_and_every_result(
+    small_data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run, its record and ``redi inspect`` all see images that were resized with the filter."""
+    shutil.copytree(finished, tmp_path / "run")
+    config = replace(small_config(small_data, tmp_path / "run"), resize="bilinear")
+    results = execute(config)
+    assert results is not None
+    assert "already done" not in capsys.readouterr().err
+    assert (results.notes.resize, read_results(finished).notes.resize) == ("bilinear", "bicubic")
+    assert read_config(tmp_path / "run" / "config.toml").resize == "bilinear"
+    with Image.open(small_data / "val" / "blue" / "000.jpg") as picture:
+        by_hand = picture.resize((153, 128), Image.Resampling.BILINEAR).crop((20, 8, 132, 120))
+    run = Run(config, Ranks(), torch.device("cpu"))
+    (batch,) = run.dataset(run.validation).batches([[5]], 0)
+    assert torch.equal(batch.pixels[0, 0], to_bytes(by_hand))
+    explained = inspect_in_run(small_data / "val" / "blue" / "000.jpg", tmp_path / "run", "blue", "cpu")
+    assert torch.equal(explained.crops[0], batch.pixels[0, 0])
+    stored = artifacts.load(tmp_path / "run" / "scores" / "redi_mass.safetensors")[0]["scores"][5]
+    torch.testing.assert_close(explained.scores["redi_mass"], stored.float(), atol=1e-3, rtol=0)

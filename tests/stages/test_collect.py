@@ -1,12 +1,17 @@
 """The results of a run: the paper's rows."""
 
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from redi.backbone import load_backbone
 from redi.cost import block_cost
+from redi.pipeline import execute
+from redi.records import artifacts
 from redi.records.results import read_results
 from redi.reduction import OPERATOR, REDUCERS, Extent
-from redi.rows import SCORES
+from redi.rows import MAIN_SCORE, SCORES, Codebook, CorpusSettings, Variant
+from redi.run.config import saved_config
 from small_run import COLOURS, VAL
 
 
@@ -39,3 +44,16 @@ def test_costs_count_the_blocks_of_the_runs_own_backbone(small_data: Path, finis
     assert {row.cost for row in results.rows[1:]} == {REDUCERS[OPERATOR].cost(Extent(), on)}
     own = REDUCERS[OPERATOR].products(Extent().budget, on.grid, 32)  # type: ignore[attr-defined]
     assert results.rows[1].cost == (3 * reduced + own) / (3 * dense)
+
+
+def test_predictions_with_a_codebook_that_is_not_known_are_no_row(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    own = tmp_path / "run" / "predictions" / "probe" / "redi_mass.safetensors"
+    tensors, manifest = artifacts.load(own)
+    variant = asdict(Variant(MAIN_SCORE, "gt", corpus=CorpusSettings(Codebook())))
+    variant["corpus"]["codebook"]["start"] = "farthest"
+    notes = {**manifest["notes"], "variant": variant}
+    artifacts.save(own.with_name("redi_mass~farthest.safetensors"), tensors, manifest["key"], **notes)
+    results = execute(saved_config(tmp_path / "run"))
+    assert results is not None
+    assert [row.name for row in results.rows] == ["dense", *SCORES]

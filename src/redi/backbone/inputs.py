@@ -5,19 +5,32 @@ from pathlib import Path
 from typing import Any
 
 from redi.errors import BackboneError
-from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing, default_size, resampling, shorter_side
+from redi.images.preprocessing import (
+    DEFAULT_MEAN,
+    DEFAULT_STD,
+    FILTERS,
+    Preprocessing,
+    default_size,
+    resampling,
+    shorter_side,
+)
 
 Three = tuple[float, float, float]
 
 
 def checkpoint_input(file: Path, patch_size: int, mean: Any, std: Any, interpolation: str = "") -> Preprocessing:
-    """The preprocessing with the ``mean`` and ``std`` that ``file`` gives; None means ImageNet's."""
+    """The preprocessing with the ``mean`` and ``std`` that ``file`` gives; None means ImageNet's.
+
+    The filter is bicubic, the default, if the checkpoint names none or one that Pillow does not have. timm names
+    "random" for models that were trained with several filters.
+    """
     centre = _three(file, DEFAULT_MEAN if mean is None else mean)
     spread = _three(file, DEFAULT_STD if std is None else std)
     if min(spread) <= 0:
         raise BackboneError(f"{file} must give positive standard deviations (std), not {spread}.")
     size = default_size(patch_size)
-    return Preprocessing(shorter_side(size), size, centre, spread, resampling(interpolation))
+    resample = resampling(interpolation if interpolation in FILTERS else "bicubic")
+    return Preprocessing(shorter_side(size), size, centre, spread, resample)
 
 
 def _three(file: Path, values: Any) -> Three:

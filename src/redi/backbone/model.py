@@ -20,7 +20,7 @@ from redi.backbone.watch import Watch
 from redi.checks import require_float
 from redi.cost import Block, Geometry, vit_block
 from redi.errors import BackboneError, InvalidInput
-from redi.images.preprocessing import Preprocessing, shorter_side
+from redi.images.preprocessing import Preprocessing, resampling, shorter_side
 from redi.reduction import Progressive, Schedule
 
 
@@ -55,6 +55,12 @@ class Backbone(nn.Module):
             raise BackboneError(f"The input size must be a multiple of the patch size {self.patch_size}, not {size}.")
         other = copy(self)
         other.preprocessing = replace(self.preprocessing, shorter=shorter_side(size), size=size)
+        return other
+
+    def with_resize(self, name: str) -> "Backbone":
+        """The same weights for images that are resized with another filter, e.g. ``bilinear``."""
+        other = copy(self)
+        other.preprocessing = replace(self.preprocessing, resample=resampling(name))
         return other
 
     @property

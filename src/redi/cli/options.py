@@ -13,6 +13,7 @@ def option(text: str, *names: str) -> Any:
 Folder = Annotated[Path, typer.Argument(help="The folder of a `redi run`.", metavar="RUN")]
 ConfigFile = Annotated[Path | None, option("TOML file with settings; options override it.")]
 Size = Annotated[int | None, option("Side of the crop in pixels; the default gives a 14x14 grid.")]
+Resize = Annotated[str | None, option("Filter that resizes images: bilinear, bicubic, ... (the checkpoint's own).")]
 Seed = Annotated[int | None, option("Seed of the views, the random score and the probe's batches.")]
 Words = Annotated[int | None, option("Number of visual words (512).")]
 ClassMap = Annotated[str | None, option("File that maps folders to classes of the model's head.")]

@@ -45,6 +45,7 @@ def _run_command(until: str) -> Callable[..., None]:
         class_map: options.ClassMap = None,
         revision: Annotated[str | None, option("Revision of a Hub name.")] = None,
         size: options.Size = None,
+        resize: options.Resize = None,
         seed: options.Seed = None,
         words: options.Words = None,
         passes: Annotated[int | None, option("k-means passes (3).")] = None,

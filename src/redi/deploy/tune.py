@@ -35,6 +35,7 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     config = config.checked()
     device = choose_device(config.device)
     backbone = shared_copy(backbone) if backbone else load_backbone(config.backbone)
+    backbone = backbone.with_resize(config.resize) if config.resize else backbone
     backbone = (backbone.at_size(config.size) if config.size else backbone).to(device)
     for cost in config.costs:  # raises before the work if a cost cannot be reached
         Accelerated(backbone, Setting(cost))

@@ -16,6 +16,8 @@ GRID_SIDE = 14
 #: ImageNet's constants, for checkpoints that give none.
 DEFAULT_MEAN = (0.485, 0.456, 0.406)
 DEFAULT_STD = (0.229, 0.224, 0.225)
+#: Pillow's filters, which resize images, by name. All but nearest are antialiased.
+FILTERS = {entry.name.lower(): entry for entry in Image.Resampling}
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,10 @@ def shorter_side(size: int) -> int:
 
 
 def resampling(name: str) -> Image.Resampling:
-    """The filter with this lower-case name; bicubic if the name is unknown."""
-    filters = {entry.name.lower(): entry for entry in Image.Resampling}
-    return filters.get(name, Image.Resampling.BICUBIC)
+    """The filter with this lower-case name."""
+    if name not in FILTERS:
+        raise InvalidInput(f"There is no resize filter {name!r}; choose one of {', '.join(FILTERS)}.")
+    return FILTERS[name]
 
 
 def resize(

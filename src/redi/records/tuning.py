@@ -23,6 +23,7 @@ class TuneConfig:
     max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
     costs: tuple[float, ...] = ()  # empty means all of COSTS that the backbone can reach
     size: int = 0  # side of the input in pixels; 0 means the backbone's default
+    resize: str = ""  # filter that resizes images; empty means the backbone's own
     calibration: int = 192  # images to calibrate the schedule on
     check: int = 1000  # largest number of images to check on
     class_map: str = ""

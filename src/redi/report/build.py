@@ -22,6 +22,7 @@ from redi.records.results import Results, Row, read_results
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
 from redi.report.explorer import Explorer
+from redi.report.figures import figure2_shares
 from redi.report.sheets import to_html
 from redi.report.tables import paper_tables
 from redi.rows import DENSE, MAIN_ROW
@@ -47,6 +48,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     parts = [(page / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     curves = _curves(folder, results, data)
+    figure2 = figure2_shares(folder)
     slots = {
         "policy": _policy(script, style),
         "version": escape(__version__),
@@ -59,6 +61,8 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "tables": "".join(map(to_html, paper_tables(results).values())),
         "curves_link": '<a href="#curves">Accuracy and cost</a>' if curves else "",
         "curves": curves,
+        "fits": escape(figure2.fits),
+        "correlations": escape(figure2.correlations),
         "sample": escape(_sample(explorer, results, data)),
         "data": inline_json(data),
         "script": script,

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
+from redi.records.reading import build
 from redi.records.results import read_results
+from redi.records.words import MASS_ROWS, WordNotes
 from redi.report.explorer import Explorer, telling_image
 from redi.report.pictures import draw_overview
 from redi.report.sheets import to_latex, to_markdown
@@ -62,29 +64,51 @@ class Figure2:
     blocks: list[tuple[int, list[int]]]  # (block, patches assigned to each word, most first)
     frequency: list[float]  # percent of the validation patches per word of the last block, most first
     mass: list[float]  # percent of the REDI score on the same words
+    notes: WordNotes
+
+    def block_title(self, block: int) -> str:
+        fit = self.notes.zipf[f"block{block}"]
+        return f"block {block}: slope {fit.slope:.2f}, R² {fit.r2:.2f}".replace("-", "\N{MINUS SIGN}")
+
+    @property
+    def fits(self) -> str:
+        """What the left panel says about Zipf's law."""
+        titles = "; ".join(self.block_title(block) for block, _ in self.blocks)
+        return f"Least squares of log frequency on log rank, over all words that occur: {titles}."
+
+    @property
+    def correlations(self) -> str:
+        """What the right panel says about frequency and mass."""
+        redi, tfidf = (f"{self.notes.spearman[row]:.2f}".replace("-", "\N{MINUS SIGN}") for row in MASS_ROWS)
+        return f"Spearman's ρ of mass and assignments: REDI {redi}, TF-IDF {tfidf}"
 
 
 def figure2_shares(folder: Path) -> Figure2:
-    stored, _ = artifacts.load_named(folder, "analysis/figure2")
+    stored, manifest = artifacts.load_named(folder, "analysis/figure2")
+    try:
+        notes: WordNotes = build(WordNotes, manifest["notes"])
+    except (KeyError, TypeError):
+        raise ArtifactError(f"{folder} was made by another version of redi: run `redi run` again.") from None
     blocks = {
         int(name.removeprefix("frequency/block")): counts.sort(descending=True).values
         for name, counts in stored.items()
         if name.startswith("frequency/")
     }
-    frequency, mass = stored["validation/frequency"].double(), stored["validation/score_mass"]
+    frequency, mass = stored["validation/frequency"].double(), stored[f"validation/mass/{MAIN_ROW}"]
     order = frequency.argsort(descending=True, stable=True)
     return Figure2(
         [(block, counts[counts > 0].tolist()) for block, counts in sorted(blocks.items())],
         (100 * frequency[order] / frequency.sum().clamp(min=1)).tolist(),
         (100 * mass[order] / mass.sum().clamp(min=1e-12)).tolist(),
+        notes,
     )
 
 
 def draw_words(figure2: Figure2, paths: list[Path]) -> None:
     """Draw Figure 2.
 
-    Left: word frequency by rank, with one codebook per block. Right: the last block's words on the validation images
-    by frequency, and the REDI score mass of the same words.
+    Left: word frequency by rank, with one codebook per block, and how well Zipf's law fits. Right: the last block's
+    words on the validation images by frequency, the REDI score mass of the same words, and their correlation.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -94,14 +118,16 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
     for number, (block, counts) in enumerate(figure2.blocks):
         colour = colormaps["viridis"](0.15 + 0.7 * number / max(len(figure2.blocks) - 1, 1))
         ranks = range(1, len(counts) + 1)
-        left.loglog(ranks, counts, label=f"block {block}", lw=1.5, color=colour)
+        left.loglog(ranks, counts, label=figure2.block_title(block), lw=1.5, color=colour)
     left.set(xlabel="rank of the word", ylabel="patches assigned, training images")
     ranks = range(1, len(figure2.frequency) + 1)
     right.plot(ranks, figure2.mass, ".", ms=3, color="#d95f02", label="REDI score mass", alpha=0.8)
     right.plot(ranks, figure2.frequency, lw=1.6, color="#1b3a6b", label="assignments")
     right.set(xscale="log", xlabel="word, by validation frequency", ylabel="share, %")
+    left.set_title("Slope of log frequency on log rank, over all words that occur", fontsize=6.5)
+    right.set_title(figure2.correlations, fontsize=6.5)
     for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=7)
         axes.grid(alpha=0.25, which="both", lw=0.4)
         axes.spines[["top", "right"]].set_visible(False)
     for path in paths:

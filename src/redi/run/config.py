@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from redi.budget import Budget
 from redi.errors import ConfigError, RediError
+from redi.images.preprocessing import FILTERS
 from redi.probe import LinearProbe
 from redi.vocabulary import N_PASSES, N_WORDS
 
@@ -71,6 +72,7 @@ class RunConfig:
     out: str = ""  # the run folder
     revision: str = ""  # of a Hub name
     size: int = 0  # side of the crop in pixels; 0 gives a 14x14 grid
+    resize: str = ""  # filter that resizes images, e.g. bilinear; empty means the checkpoint's own, else bicubic
     classifier: str = "probe"  # probe, native or both
     class_map: str = ""  # file that maps folders to the classes of the checkpoint's head
     seed: int = 0  # draws the views, the random score and the probe's batches
@@ -87,6 +89,7 @@ class RunConfig:
                 raise ConfigError(f"--{name} is missing (or `{name}` in the configuration file).")
         _choice("classifier", self.classifier, CLASSIFIERS)
         _choice("features", self.probe.features, FEATURES)
+        _choice("resize", self.resize, ("", *FILTERS))
         _choice("cache", self.runtime.cache, CACHES)
         for name, value in (
             ("batch_size", self.runtime.batch_size),
@@ -175,4 +178,4 @@ def _line(name: str, value: object) -> str:
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+        raise ConfigError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r}.")

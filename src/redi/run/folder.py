@@ -16,7 +16,6 @@ from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.errors import ArtifactError, CorpusError, ImageError
 from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
-from redi.images.preprocessing import default_size
 from redi.records import artifacts
 from redi.run.config import RunConfig, to_toml
 from redi.run.distributed import Ranks
@@ -49,19 +48,27 @@ class Run:
             "train": self.training.fingerprint(),
             "val": self.validation.fingerprint(),
         }
-        self._size = self._other_size()
+        self._input = self._other_input()
         self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
 
     @cached_property
     def backbone(self) -> Backbone:
-        backbone = load_backbone(self.checkpoint).to(self.device)
-        return backbone.at_size(self.config.size) if self.config.size else backbone
+        backbone = self._loaded
+        backbone = backbone.at_size(self.config.size) if self.config.size else backbone
+        return backbone.with_resize(self.config.resize) if self.config.resize else backbone
 
-    def _other_size(self) -> str:
-        """The size of the input if it is not the default; a size that does not fit the backbone fails here."""
-        if not self.config.size or self.config.size == default_size(self.backbone.patch_size):
-            return ""
-        return str(self.config.size)
+    @cached_property
+    def _loaded(self) -> Backbone:
+        """The backbone with its own input: the default size and the filter of the checkpoint."""
+        return load_backbone(self.checkpoint).to(self.device)
+
+    def _other_input(self) -> dict[str, str]:
+        """Size and filter of the input where they are not the backbone's own. A size that does not fit fails here."""
+        if not (self.config.size or self.config.resize):
+            return {}
+        own, used = self._loaded.preprocessing, self.backbone.preprocessing
+        size = {"size": str(used.size)} if used.size != own.size else {}
+        return size | ({"resize": used.resample.name.lower()} if used.resample != own.resample else {})
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -72,9 +79,7 @@ class Run:
         An upstream artefact enters as its digest, so a change reaches everything that depends on it.
         """
         identity = {name: self.identity[name] for name in ("backbone", *data)}
-        if self._size:
-            identity["size"] = self._size
-        return {"stage": stage, "format": FORMAT, **identity, **settings}
+        return {"stage": stage, "format": FORMAT, **identity, **self._input, **settings}
 
     def digest(self, name: str) -> str:
         manifest = artifacts.read_manifest(self.path(name))

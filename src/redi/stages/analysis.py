@@ -15,6 +15,7 @@ from redi.evaluate import choose_sample, hits
 from redi.images.jpeg import pack, to_jpeg
 from redi.images.loader import Batch
 from redi.records import artifacts
+from redi.records.words import MASS_ROWS, WordNotes
 from redi.reduction import reduce
 from redi.rows import DENSE, MAIN_ROW, SCORES
 from redi.run.folder import Run
@@ -23,6 +24,7 @@ from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import block_key, prediction_name
 from redi.stages.score import WORDS
 from redi.stages.stage import Stage
+from redi.statistics import spearman, zipf_fit
 
 #: Side of the thumbnail of a typical patch, in pixels of the reference crop: the patch and half of its neighbours.
 THUMBNAIL = 32
@@ -35,7 +37,7 @@ def analysis_key(run: Run) -> dict[str, Any]:
         "train",
         "val",
         words=run.digest("analysis/words"),
-        scores=run.digest(f"scores/{MAIN_ROW}"),
+        scores={row: run.digest(f"scores/{row}") for row in SCORES},
         dense=run.digest(prediction_name(first, DENSE)),
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
@@ -48,7 +50,8 @@ def analysis_key(run: Run) -> dict[str, Any]:
 def analyse(run: Run) -> None:
     key = analysis_key(run)
     if run.ranks.is_main:
-        run.save("analysis/figure2", figure2(run), key)
+        tensors = figure2(run)
+        run.save("analysis/figure2", tensors, key, **asdict(word_notes(tensors)))
     _explorer(run, key)
     _typical(run, key)
 
@@ -57,16 +60,35 @@ def figure2(run: Run) -> dict[str, Tensor]:
     """The counts of Figure 2.
 
     Left: training frequency of each word, per block. Right: validation frequency and REDI score mass of the last
-    block's words, from Figure 2's own codebook of that block.
+    block's words, from Figure 2's own codebook of that block. A patch of a reference crop counts once, and adds its
+    stored score to the mass of its word. The mass of TF-IDF alone is recorded too.
     """
     words = run.load("analysis/words")
     figures = {name: tensor for name, tensor in words.items() if name.startswith("frequency/")}
     assigned = run.load(WORDS)["figure_words"].long().flatten()
-    score = run.load(f"scores/{MAIN_ROW}")["scores"].double().flatten()
     n_words = run.config.analysis.n_words
     figures["validation/frequency"] = torch.bincount(assigned, minlength=n_words)
-    figures["validation/score_mass"] = torch.bincount(assigned, weights=score, minlength=n_words)
+    for row in MASS_ROWS:
+        score = run.load(f"scores/{row}")["scores"].double().flatten()
+        figures[f"validation/mass/{row}"] = torch.bincount(assigned, weights=score, minlength=n_words)
     return figures
+
+
+def word_notes(figures: Mapping[str, Tensor]) -> WordNotes:
+    """Zipf's law of each block's words, and how far the frequency of a word determines its score mass."""
+    frequency = figures["validation/frequency"]
+    occurs = frequency > 0
+    return WordNotes(
+        zipf={
+            name.removeprefix("frequency/"): zipf_fit(counts)
+            for name, counts in figures.items()
+            if name.startswith("frequency/")
+        },
+        spearman={
+            row: spearman(frequency[occurs][None].double(), figures[f"validation/mass/{row}"][occurs][None]).item()
+            for row in MASS_ROWS
+        },
+    )
 
 
 def _explorer(run: Run, key: artifacts.Key) -> None:

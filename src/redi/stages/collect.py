@@ -6,7 +6,7 @@ import torch
 
 from redi.attention import ATTENTION_SCORES
 from redi.cost import cost_table
-from redi.errors import ArtifactError
+from redi.errors import ArtifactError, RediError
 from redi.evaluate import accuracy
 from redi.images import LabelledImages
 from redi.records import artifacts
@@ -83,7 +83,7 @@ def _further_rows(run: Run, classifier: str) -> list[str]:
             variant = build(Variant, manifest["notes"]["variant"])
             key = prediction_key(run, maps, classifier, variant, manifest["key"]["user"])
             current = run.current(prediction_name(classifier, name), key)
-        except (ArtifactError, KeyError, TypeError):
+        except (RediError, KeyError, TypeError):
             continue  # made from scores that no longer exist, or by another version
         if current and name == variant.name(run.config.budget):
             names.append(name)

@@ -193,7 +193,8 @@ def _run_backbone(config: RunConfig, folder: Path, digest: str) -> Backbone:
             f"The checkpoint {config.backbone} has changed since {folder} was made: run `redi run` with another --out."
         )
     backbone = load_backbone(checkpoint)
-    return backbone.at_size(config.size) if config.size else backbone
+    backbone = backbone.at_size(config.size) if config.size else backbone
+    return backbone.with_resize(config.resize) if config.resize else backbone
 
 
 def _run_reader(

@@ -13,7 +13,7 @@ from redi.rows import CorpusSettings, Variant
 from redi.run.folder import Run
 from redi.score import hybrid
 from redi.stages.classifiers import load_classifier
-from redi.stages.score import DENSE_PASS, WORDS
+from redi.stages.score import DENSE_PASS, WORDS, factor_name
 from redi.views import View, stored_views
 
 #: Number of images whose views are aligned at once.
@@ -25,7 +25,8 @@ Maps = Float[Tensor, "images patches"]
 class ScoreMaps:
     """Score maps of the run's validation images, in the order of its predictions. Each is made once and kept.
 
-    As in the paper, a map is rounded to FP16 and read back as FP32.
+    As in the paper, a map is rounded to FP16 and read back as FP32. It is rounded once: a product multiplies the
+    unrounded corpus map with the unrounded local map, whatever the label source.
     """
 
     def __init__(self, run: Run) -> None:
@@ -45,7 +46,8 @@ class ScoreMaps:
         corpus = self.corpus_map(variant, classifier)
         if not score.local:
             return corpus.half().float()
-        return hybrid(corpus, self._stored(score.local_name)).half().float()
+        factor = self.run.load(factor_name(score.local_name))["map"]
+        return hybrid(corpus, factor).half().float()
 
     def inputs(self, variant: Variant) -> Any:
         """Digests of everything that the map is made from, for the key of its predictions."""
@@ -54,10 +56,11 @@ class ScoreMaps:
             return run.digest(DENSE_PASS)
         if variant.is_paper_score:
             return run.digest(f"scores/{score.name}")
-        inputs = {"local": run.digest(f"scores/{score.local_name}")} if score.local else {}
-        if score.term:
-            statistics, words = corpus_artefacts(variant.corpus)
-            inputs |= {"statistics": run.digest(statistics), "words": run.digest(words)}
+        if not score.term:
+            return {"local": run.digest(f"scores/{score.local_name}")}
+        inputs = {"factor": run.digest(factor_name(score.local_name))} if score.local else {}
+        statistics, words = corpus_artefacts(variant.corpus)
+        inputs |= {"statistics": run.digest(statistics), "words": run.digest(words)}
         if uses_classifier(variant):
             inputs["dense"] = run.digest(DENSE_PASS)
         return inputs

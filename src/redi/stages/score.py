@@ -1,7 +1,8 @@
 """The score stage: every patch score of every validation image, in one pass over the four views.
 
 The forward pass over the reference view gives its words, all attention maps and the dense feature. The other three
-views give only words. Maps are stored as FP16 and read back as FP32, as in the paper.
+views give only words. Each score map is computed in FP32 and rounded once, when it is stored as FP16; it is read back
+as FP32, as in the paper. The maps that a product multiplies are not rounded before, so they are stored in FP32 too.
 """
 
 from collections.abc import Mapping
@@ -18,15 +19,22 @@ from redi.corpus import corpus_map, tfidf_term
 from redi.errors import CorpusError
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.rows import RANDOM, SCORES, Score
+from redi.rows import PAPER_SCORES, RANDOM, SCORES, Score
 from redi.run.folder import Run
 from redi.run.passes import Outcome, Pass
-from redi.score import hybrid
+from redi.score import hybrid, minmax
 from redi.scorers import random_scores
 from redi.stages.stage import Stage
 
 #: Artefacts of the validation images besides their scores: visual words with views, and the dense pass.
 WORDS, DENSE_PASS = "validation/words", "validation/dense"
+#: The paper's scores that can be multiplied with a corpus term.
+FACTORS = tuple(score.name for score in PAPER_SCORES if not score.term)
+
+
+def factor_name(name: str) -> str:
+    """The artefact with the unrounded map of a local score, a factor of products."""
+    return f"validation/factors/{name}"
 
 
 def score_key(run: Run) -> dict[str, Any]:
@@ -38,11 +46,12 @@ def score_key(run: Run) -> dict[str, Any]:
         codebooks=run.digest("analysis/codebooks"),
         features=run.config.probe.features,
         seed=run.config.seed,
+        factors=list(FACTORS),
     )
 
 
 def score_artefacts(run: Run) -> dict[str, artifacts.Key]:
-    names = [*(f"scores/{name}" for name in SCORES), WORDS, DENSE_PASS]
+    names = [*(f"scores/{name}" for name in SCORES), *map(factor_name, FACTORS), WORDS, DENSE_PASS]
     return dict.fromkeys(names, score_key(run))
 
 
@@ -72,10 +81,11 @@ def make_scores(run: Run) -> None:
         weights = term.table[batch.labels.to(run.device)]
         maps["tfidf"] = tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
         noise = random_scores(run.config.seed, batch.indices, tfidf.shape[1])
-        maps[RANDOM] = noise.to(run.device)
+        maps[RANDOM] = minmax(noise.to(run.device))
         for name in ATTENTION_SCORES:
             maps[Score("tfidf", name).name] = hybrid(tfidf, maps[name])
         rows = {f"score/{name}": maps[name].half() for name in SCORES}
+        rows |= {f"factor/{name}": maps[name] for name in FACTORS}
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
@@ -104,6 +114,8 @@ def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
     for name in SCORES:
         tensors = {"scores": rows[f"score/{name}"], "indices": common["indices"]}
         run.save(f"scores/{name}", tensors, key)
+    for name in FACTORS:
+        run.save(factor_name(name), {"map": rows[f"factor/{name}"]}, key)
     views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
     run.save(WORDS, {**common, **views}, key)
     dense = {name: tensor for name, tensor in rows.items() if name in ("features", "native_logits")}

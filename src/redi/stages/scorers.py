@@ -14,7 +14,7 @@ from redi.run.folder import Run
 from redi.run.passes import Outcome, Pass
 from redi.score import minmax
 from redi.scorers import Dense
-from redi.stages.score import DENSE_PASS, scored_images
+from redi.stages.score import DENSE_PASS, factor_name, scored_images
 
 
 def scorer_key(run: Run, catalogue: Catalogue, score: Score) -> dict[str, Any]:
@@ -30,19 +30,23 @@ def scorer_key(run: Run, catalogue: Catalogue, score: Score) -> dict[str, Any]:
 
 
 def make_scorer_maps(run: Run, catalogue: Catalogue, scores: Sequence[Score]) -> None:
-    """Make ``scores/<name>`` for every local score that is missing, e.g. ``col_l2`` or ``mass@4``."""
+    """Make ``scores/<name>`` and its unrounded map for every missing local score, e.g. ``col_l2`` or ``mass@4``."""
     depth = run.backbone.depth
     for score in scores:
         if (score.block or depth) > depth:
             raise BackboneError(f"{score.name} names a block that does not exist: this backbone has {depth} blocks.")
     keys = {score: scorer_key(run, catalogue, score) for score in scores if score.name not in SCORES}
-    missing = run.ranks.share(lambda: [score for score, key in keys.items() if not run.current(_artefact(score), key)])
+    missing = run.ranks.share(lambda: [score for score, key in keys.items() if not _done(run, score, key)])
     if missing:
         _make(run, catalogue, {score: keys[score] for score in missing})
 
 
 def _artefact(score: Score) -> str:
     return f"scores/{score.name}"
+
+
+def _done(run: Run, score: Score, key: artifacts.Key) -> bool:
+    return all(run.current(name, key) for name in (_artefact(score), factor_name(score.name)))
 
 
 def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -> None:
@@ -69,16 +73,17 @@ def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -
                 seed=run.config.seed,
             )
             for score in by_block[block]:
-                maps[score.name] = local_map(catalogue, score.local, dense).half()
+                maps[score.name] = local_map(catalogue, score.local, dense)
         return maps
 
     def save(outcome: Outcome) -> None:
         indices = torch.tensor(outcome.indices)
         for score, score_key in keys.items():
-            tensors = {"scores": outcome.rows[score.name], "indices": indices}
-            run.save(_artefact(score), tensors, score_key)
+            factor = outcome.rows[score.name]
+            run.save(factor_name(score.name), {"map": factor}, score_key)
+            run.save(_artefact(score), {"scores": factor.half(), "indices": indices}, score_key)
 
-    key = run.key("scorers", "val", scorers={score.name: key for score, key in keys.items()})
+    key = run.key("scorers", "val", rows="fp32", scorers={score.name: key for score, key in keys.items()})
     work = Pass("scorers", run.dataset(run.validation), step, indices=scored_images(run))
     run.finish(work, key, save, all_decoded=True)
 
