@@ -73,6 +73,7 @@ def cost_table(patches: int = 196, prefix: int = 5, width: int = 768, budget: Bu
     if patches < 1 or prefix < 0:
         raise InvalidInput(f"patches must be positive and prefix at least 0, not {patches} and {prefix}.")
     budget = budget or Budget()
+    budget.require_fits(patches)
     keep, _, _ = budget.counts(patches)
     represented = budget.tokens(patches)
     dense, reduced = prefix + patches, prefix + represented
