@@ -4,7 +4,7 @@ The classifier is trained once on features of the dense path and applied unchang
 """
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 
 import torch
 from jaxtyping import Float, Int
@@ -92,6 +92,11 @@ class LinearProbe:
             schedule.step()
         self.loss_ = loss.item()
         self.weight_, self.bias_ = weight.detach(), bias.detach()
+        if not (isfinite(self.loss_) and bool(self.weight_.isfinite().all()) and bool(self.bias_.isfinite().all())):
+            raise InvalidInput(
+                f"The probe diverged at a learning rate of {self.learning_rate:g} and a weight decay of "
+                f"{self.weight_decay:g}: lower them."
+            )
 
     @classmethod
     def fitted(cls, weight: Float[Tensor, "classes dim"], bias: Float[Tensor, " classes"]) -> "LinearProbe":
