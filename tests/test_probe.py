@@ -143,3 +143,10 @@ def test_bad_input_is_refused() -> None:
         LinearProbe(5, batch_size=0).fit(features, labels)
     with pytest.raises(InvalidInput, match="prefix must be"):
         image_feature(torch.rand(1, 4, 3), prefix=4)
+
+
+@pytest.mark.parametrize("recipe", [{"learning_rate": 1e38}, {"weight_decay": 1e38}])
+def test_a_recipe_that_diverges_is_said(recipe: dict[str, float]) -> None:
+    features, labels = torch.randn(40, 8), torch.arange(40) % 4
+    with pytest.raises(InvalidInput, match="The probe diverged at a learning rate of .*: lower them"):
+        LinearProbe(4, min_steps=50, **recipe).fit(features, labels)  # type: ignore[arg-type]
