@@ -148,5 +148,5 @@ def test_bad_input_is_refused() -> None:
 @pytest.mark.parametrize("recipe", [{"learning_rate": 1e38}, {"weight_decay": 1e38}])
 def test_a_recipe_that_diverges_is_said(recipe: dict[str, float]) -> None:
     features, labels = torch.randn(40, 8), torch.arange(40) % 4
-    with pytest.raises(InvalidInput, match="The probe diverged at a learning rate of .*: lower them"):
+    with pytest.raises(InvalidInput, match=r"The probe diverged at a learning rate of .*: lower them"):
         LinearProbe(4, min_steps=50, **recipe).fit(features, labels)  # type: ignore[arg-type]
