@@ -77,6 +77,7 @@ def test_missing_and_impossible_settings_are_named(tmp_path: Path) -> None:
         ("probe.batch_size", 0),
         ("probe.batch_size", 10**30),
         ("probe.learning_rate", -1.0),
+        ("probe.learning_rate", 1e30),
         ("probe.learning_rate", 0.0),
         ("probe.weight_decay", -1e-9),
         ("runtime.batch_size", 0),

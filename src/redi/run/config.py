@@ -28,6 +28,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "probe.epochs": (0, 10**6),
     "probe.batch_size": (1, 10**9),
     "probe.min_steps": (0, 10**9),
+    "probe.learning_rate": (0, 1000),
+    "probe.weight_decay": (0, 1000),
     "analysis.n_words": (1, MOST_WORDS),
     "analysis.sample": (1, 10_000),
     "analysis.typical": (1, 100),
@@ -122,8 +124,6 @@ class RunConfig:
         probe = self.probe
         if not probe.learning_rate > 0:
             raise ConfigError(f"probe.learning_rate must be positive, not {probe.learning_rate:g}.")
-        if probe.weight_decay < 0:
-            raise ConfigError(f"probe.weight_decay must not be negative, but is {probe.weight_decay:g}.")
         if max(probe.epochs, probe.min_steps) < 1:
             raise ConfigError("The probe must take at least one step: raise probe.epochs or probe.min_steps.")
         if not self.runtime.patience > 0:
