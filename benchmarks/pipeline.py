@@ -103,7 +103,7 @@ def cache(folder: Path) -> None:
     run = Run(config, Ranks(), torch.device("cpu"))
     store = feature_cache(run)
     assert store is not None
-    assert store.is_complete(cache_key(run))
+    assert store.open(cache_key(run))
     books = {MAIN: run.load("vocabulary")["centroids"]}
     codebooks = run.load("analysis/codebooks")
     for block in store.blocks:
@@ -112,6 +112,7 @@ def cache(folder: Path) -> None:
     def products() -> None:
         for start in range(0, IMAGES, 16):
             features = store.read(range(start, start + 16))
+            assert features is not None
             for book, centroids in books.items():
                 features[block_of(run, book)].float() @ centroids.T
 

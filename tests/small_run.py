@@ -86,6 +86,12 @@ def content(out: Path) -> dict[str, Any]:
     return {**digests, "rows": results["rows"], "digests": results["digests"]}
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but the lock, to see that nothing was touched."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def interrupt_writes(kill_at: str, fails: bool, dies: bool) -> None:
     """Crash at the moment when a finished file would get its name.
 

@@ -69,3 +69,22 @@ def test_bad_input_is_refused() -> None:
         cost_table(patches=0)
     with pytest.raises(InvalidInput, match="prefix at least 0"):
         cost_table(prefix=-2)
+
+
+@pytest.mark.parametrize("budget", [Budget(cells=99), Budget(cells=10), Budget(keep=0.99, merge=0.0)])
+def test_a_budget_that_makes_more_tokens_than_patches_is_refused(budget: Budget) -> None:
+    with pytest.raises(InvalidInput, match=r"would make [\d,]+ tokens of 196 patches: lower keep or cells"):
+        cost_table(budget=budget)
+    assert not budget.fits(196, (14, 14))
+
+
+def test_cells_that_are_not_used_are_no_obstacle() -> None:
+    everything = Budget(keep=0.5, merge=0.5, cells=99)
+    everything.require_fits(196, (14, 14))
+    assert cost_table(budget=everything)
+
+
+def test_more_cells_than_rows_are_refused() -> None:
+    Budget(keep=0.1, merge=0.1, cells=4).require_fits(4 * 49, (4, 49))
+    with pytest.raises(InvalidInput, match="cells=5 does not fit a grid of 4x49 patches: use at most 4"):
+        Budget(keep=0.1, merge=0.1, cells=5).require_fits(4 * 49, (4, 49))

@@ -1,6 +1,6 @@
 """The image feature and the linear classifier."""
 
-from math import cos, pi
+from math import cos, inf, nan, pi
 
 import pytest
 import torch
@@ -143,3 +143,18 @@ def test_bad_input_is_refused() -> None:
         LinearProbe(5, batch_size=0).fit(features, labels)
     with pytest.raises(InvalidInput, match="prefix must be"):
         image_feature(torch.rand(1, 4, 3), prefix=4)
+
+
+@pytest.mark.parametrize(
+    "recipe", [{"learning_rate": -1.0}, {"learning_rate": nan}, {"learning_rate": inf}, {"weight_decay": -1.0}]
+)
+def test_an_impossible_recipe_is_refused(recipe: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="needs a positive learning rate and a weight decay of 0 or more"):
+        LinearProbe(4, **recipe).fit(torch.randn(40, 8), torch.arange(40) % 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", [{"learning_rate": 1e30}, {"weight_decay": 1e38}])
+def test_a_recipe_that_diverges_is_said(recipe: dict[str, float]) -> None:
+    features, labels = torch.randn(40, 8), torch.arange(40) % 4
+    with pytest.raises(InvalidInput, match=r"The probe diverged at a learning rate of .*: lower them"):
+        LinearProbe(4, min_steps=50, **recipe).fit(features, labels)  # type: ignore[arg-type]

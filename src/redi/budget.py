@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import floor, isfinite
 
 from redi.errors import InvalidInput
+from redi.grid import Grid
 
 #: Allowed rounding error of a binary float that stands for a decimal fraction.
 SLACK = 1e-9
@@ -48,6 +49,27 @@ class Budget:
         """Number of patch tokens after reduction; an empty compress set gives no summary tokens."""
         keep, _, compress = self.counts(patches)
         return keep + (self.cells**2 if compress else 0)
+
+    def require_fits(self, patches: int, grid: Grid | None = None) -> None:
+        """Refuse a budget whose reduction has more tokens than patches, or more cells than the grid has rows."""
+        _, _, compress = self.counts(patches)
+        if grid is not None and compress and self.cells > min(grid):
+            raise InvalidInput(
+                f"cells={self.cells} does not fit a grid of {grid[0]}x{grid[1]} patches: use at most {min(grid)}."
+            )
+        if self.tokens(patches) > patches:
+            raise InvalidInput(
+                f"keep={self.keep:g}, merge={self.merge:g} and cells={self.cells} would make {self.tokens(patches):,} "
+                f"tokens of {patches:,} patches: lower keep or cells."
+            )
+
+    def fits(self, patches: int, grid: Grid) -> bool:
+        """Whether the reduction makes no more tokens than there are patches."""
+        try:
+            self.require_fits(patches, grid)
+        except InvalidInput:
+            return False
+        return True
 
 
 def _half_up(fraction: float, patches: int) -> int:

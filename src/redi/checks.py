@@ -7,7 +7,10 @@ wrappers, never in the tensor cores that are compiled or exported.
 import torch
 from torch import Tensor
 
-from redi.errors import InvalidInput
+from redi.errors import ConfigError, InvalidInput
+
+#: The system refuses to start a much larger number of threads, and torch then ends the process.
+MOST_THREADS = 1024
 
 
 def require_finite(values: Tensor, name: str) -> None:
@@ -48,3 +51,9 @@ def require_range(values: Tensor, upper: int, name: str) -> None:
     low, high = int(values.long().min()), int(values.long().max())
     if low < 0 or high >= upper:
         raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but range from {low} to {high}.")
+
+
+def require_threads(count: int) -> None:
+    """Require a number of CPU threads; 0 leaves the choice to torch."""
+    if not 0 <= count <= MOST_THREADS:
+        raise ConfigError(f"threads must lie in 0 to {MOST_THREADS:,}, not at {count:,}.")

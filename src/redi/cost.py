@@ -102,6 +102,7 @@ def cost_table(
     if patches < 1 or prefix < 0:
         raise InvalidInput(f"patches must be positive and prefix at least 0, not {patches} and {prefix}.")
     budget = budget or Budget()
+    budget.require_fits(patches)
     keep, _, _ = budget.counts(patches)
     represented = budget.tokens(patches)
     dense, reduced = prefix + patches, prefix + represented

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 
 from redi.errors import ArtifactError, ImageError
+from redi.records.outputs import require_own
 from redi.records.results import FILE, Results, read_results, write_results
 from redi.rows import SCORES
 from redi.run.config import RunConfig
@@ -49,6 +50,7 @@ def execute(config: RunConfig, until: str = LAST, dry_run: bool = False) -> Resu
             if results is not None:
                 shutil.rmtree(run.folder / "partial", ignore_errors=True)
             return results
+        _check(run)
         if run.ranks.is_main:
             _print_plan(run)
         return None
@@ -57,11 +59,14 @@ def execute(config: RunConfig, until: str = LAST, dry_run: bool = False) -> Resu
 @contextmanager
 def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
     """A run with its processes and its device. If ``writing``, other processes cannot write to its folder."""
+    config = config.checked()
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     device = choose_device(config.runtime.device)
     with join_ranks(device) as ranks:
         run = Run(config, ranks, device)
+        if ranks.is_main:
+            require_own(run.folder)
         with lock(run.folder) if writing and ranks.is_main else nullcontext():
             yield run
 
@@ -69,12 +74,12 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
 @torch.no_grad()
 def run_stages(run: Run, until: str = LAST) -> Results | None:
     """Run the stages up to ``until`` in an open run; the main process returns the results if all are done."""
+    _check(run)
     if run.ranks.is_main:
         run.claim()
         _warn_about_classes(run)
     run.ranks.wait()
-    _, class_mapping = native_classes(run)  # an error about the head comes before the work
-    if class_mapping:
+    if class_mapping := native_classes(run)[1]:
         _say(run, f"native classes: {class_mapping}")
     computed = False
     for stage in STAGES:
@@ -97,6 +102,22 @@ def run_stages(run: Run, until: str = LAST) -> Results | None:
     write_results(run.folder, results)
     _report_skipped(run, results)
     return results
+
+
+def _check(run: Run) -> None:
+    """Find every mistake in the settings before the first byte of the run folder changes.
+
+    A finished run needs no model, so it is not loaded.
+    """
+    if run.ranks.is_main:
+        run.require_same()
+    native_classes(run)
+    if run.ranks.share(lambda: all(stage.done(run) for stage in STAGES)):
+        return
+    run.check()
+    cache = feature_cache(run)
+    if cache is not None and run.ranks.is_main:
+        cache.require_space()
 
 
 def _report_skipped(run: Run, results: Results) -> None:

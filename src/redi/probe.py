@@ -4,7 +4,7 @@ The classifier is trained once on features of the dense path and applied unchang
 """
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf, isfinite
 
 import torch
 from jaxtyping import Float, Int
@@ -64,6 +64,11 @@ class LinearProbe:
         require_range(labels, self.n_classes, "Labels")
         if self.batch_size < 1 or max(self.epochs, self.min_steps) < 1:
             raise InvalidInput("The probe needs a positive batch size and at least one step.")
+        if not (0 < self.learning_rate < inf and 0 <= self.weight_decay < inf):
+            raise InvalidInput(
+                f"The probe needs a positive learning rate and a weight decay of 0 or more, not {self.learning_rate:g} "
+                f"and {self.weight_decay:g}."
+            )
         with torch.inference_mode(False), torch.enable_grad():
             if features.is_inference():
                 features = features.clone()
@@ -92,6 +97,11 @@ class LinearProbe:
             schedule.step()
         self.loss_ = loss.item()
         self.weight_, self.bias_ = weight.detach(), bias.detach()
+        if not (isfinite(self.loss_) and bool(self.weight_.isfinite().all()) and bool(self.bias_.isfinite().all())):
+            raise InvalidInput(
+                f"The probe diverged at a learning rate of {self.learning_rate:g} and a weight decay of "
+                f"{self.weight_decay:g}: lower them."
+            )
 
     @classmethod
     def fitted(cls, weight: Float[Tensor, "classes dim"], bias: Float[Tensor, " classes"]) -> "LinearProbe":

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,11 +88,37 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
             ("diagnose", *"--backbone b --train t --val v --out o --resize sharp".split()),
             "redi: resize must be one of nearest",
         ),
-        (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no config.toml."),
+        (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no run.json of ours."),
+        (("report", "nowhere"), "redi: nowhere is not a run folder"),
+        (("figures", "nowhere"), "redi: nowhere is not a run folder"),
+        (("cost", "--cells", "99"), "redi: keep=0.5, merge=0.25 and cells=99 would make 9,899 tokens of 196 patches"),
+        (("demo", "--out", "never/made", "--threads", "-1"), "redi: threads must lie in 0 to 1,024, not at -1."),
+        (("bench", "--threads", "100000"), "redi: threads must lie in 0 to 1,024, not at 100,000."),
+        (("bench", "--out", "."), "redi: --out . is a folder: name a file that ends in .json."),
+        (("bench", "--out", "photo.jpg"), "redi: --out photo.jpg must end in .json."),
+        (("export", "model", "--out", "photo.jpg"), "redi: --out photo.jpg must end in .onnx."),
+        (("tune", "m", "--images", "i", "--max-drop", "inf"), "redi: --max-drop must be 0 or more points, not inf."),
     ],
 )
-def test_mistakes_in_options_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_of_the_commands_are_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = run(*arguments)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+    assert not Path("never").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("cost",), ("--help",), ("--version",)])
+def test_a_full_disk_under_the_output_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "redi", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "redi: The output: No space left on device.\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m redi --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -20,13 +20,14 @@ from redi.errors import BackboneError, ConfigError
 from redi.pipeline import STAGES
 from redi.records import artifacts
 from redi.records.diagnosis import Diagnosis
+from redi.records.outputs import mark_run
 from redi.records.reading import read_record
 from redi.records.results import read_results
 from redi.report.diagnose import publish
 from redi.run.config import RunConfig, to_toml
 from redi.run.passes import PassRunner
 from redi.statistics import holm
-from small_run import small_config, write_images
+from small_run import files_of, small_config, write_images
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +189,18 @@ def test_two_processes_share_the_runs_of_two_backbones(
     assert ended.stderr.count("head: native head and probe") == 1, "said once"
     stored = json.loads((tmp_path / "out" / "diagnose.json").read_text())
     assert [row["hybrid"] for row in stored["rows"]] == [row.hybrid for row in done[1].rows]
+
+
+def test_a_folder_of_the_users_or_among_the_data_is_refused_before_any_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    (folder / "run").mkdir()
+    mark_run(folder / "run", {})
+    for out, message in (
+        (tmp_path, r"is not a folder of runs: it holds thesis\.tex"),
+        (folder, "contains the data"),
+        (folder / "train" / "new", "lies inside the data"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            diagnose(base(folder, out), [str(folder / "plain")])
+    assert files_of(tmp_path) == {"thesis.tex": b"mine"}
+    assert not (folder / "train" / "new").exists()

@@ -149,6 +149,10 @@ def test_a_folder_is_continued_kept_or_refused(tmp_path: Path) -> None:
         write_folder(tmp_path / "a", 5, 6)
     with pytest.raises(FileExistsError, match="not empty"):
         write_folder(tmp_path, 4, 6)
+    for junk in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "a" / "recipe.json").write_bytes(junk)
+        with pytest.raises(FileExistsError, match="recipe"):
+            write_folder(tmp_path / "a", 4, 6)
 
 
 def test_the_shipped_backbone_is_a_small_dinov3_with_registers() -> None:

@@ -1,6 +1,7 @@
 """The demo from end to end at a smaller size, and how much of the object a score keeps."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from PIL import Image
 
 from redi.demo.coverage import kept_coverage, object_share
 from redi.demo.runner import run_demo
-from redi.errors import ArtifactError
+from redi.errors import ArtifactError, ConfigError
+from redi.records.outputs import mark_run
 from redi.records.results import read_results
 from redi.reduction import Budget
 from redi.rows import SCORES
+from small_run import files_of
 
 
 def test_object_share_by_hand() -> None:
@@ -53,10 +56,45 @@ def test_the_demo_runs_prints_its_tables_and_is_quick_the_second_time(
 
 
 def test_a_folder_in_the_way_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "images").write_text("in the way")
+    mark_run(tmp_path / "run", {})
+    (tmp_path / "run" / "images").write_text("in the way")
     with pytest.raises(ArtifactError, match="The demo cannot write its pictures"):
-        run_demo(tmp_path)
+        run_demo(tmp_path / "run")
+    mark_run(tmp_path / "other", {})
     (tmp_path / "other" / "images" / "train").mkdir(parents=True)
     (tmp_path / "other" / "images" / "train" / "mine.txt").touch()
     with pytest.raises(ArtifactError, match="was not written by the generator"):
         run_demo(tmp_path / "other")
+    (tmp_path / "other" / "images" / "train" / "recipe.json").write_text("junk")
+    with pytest.raises(ArtifactError, match="holds pictures of another recipe"):
+        run_demo(tmp_path / "other")
+
+
+def test_a_folder_of_the_users_gets_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "cat.jpg").touch()
+    before = files_of(tmp_path)
+    with pytest.raises(ConfigError, match="is not empty and was not made by redi: it holds images"):
+        run_demo(tmp_path)
+    with pytest.raises(ConfigError, match="threads must lie in"):
+        run_demo(tmp_path / "new", threads=-1)
+    assert files_of(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_demo_that_is_stopped_while_it_draws_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, drawn = Image.Image.save, 0
+
+    def stop_at_the_third(self: Image.Image, *arguments: Any, **options: Any) -> None:
+        nonlocal drawn
+        drawn += 1
+        if drawn == 3:
+            raise KeyboardInterrupt
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "save", stop_at_the_third)
+    for _ in range(2):
+        drawn = 0
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(tmp_path / "run", train_per_class=1, val_per_class=1)
+    assert len(list(tmp_path.rglob("*.jpg"))) == 4, "two more the second time"

@@ -27,6 +27,7 @@ from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
 from redi.reduction.schedule import Shape
 from redi.report.tune import draw_curve, tune_sheet, verdict
 from redi.statistics import paired_mean_test
+from small_run import files_of
 
 IMAGES = 48
 
@@ -310,11 +311,22 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
     assert "pixel_values 2x3x48x48 -> logits" in done.stdout
     assert not done.stderr
     assert (tmp_path / "model.onnx").exists()
+    done = redi("tune", headed, *images, *options, "--max-drop", "100")
+    assert done.returncode == 0, "the folder of an earlier call is our own"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "setting.json").write_text("mine")
+    (headed / "own.onnx").touch()
     wrong = {
         ("tune", headed, "--images", "nowhere"): "no folder nowhere",
         ("tune", headed, *images, "--cost", "1.5"): "between 0 and 1",
         ("tune", headed, *images, *options, "--cost", "0.01"): "cannot be met",
-        ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "cannot be written to",
+        ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "lies inside the images",
+        ("tune", headed, *images, "--out", pictures / "flat"): "is the images",
+        ("tune", headed, *images, "--out", pictures): "contains the images",
+        ("tune", headed, *images, "--out", headed / "tuned"): "lies inside the model",
+        ("tune", headed, *images, "--out", "mine"): "is not empty and was not made by redi: it holds setting.json",
+        ("tune", headed, *images, "--out", "model.onnx"): "cannot be written to",
+        ("export", headed, "--out", headed / "own.onnx"): "is also an input",
         ("export", headed, "--cost", "2"): "between 0 and 1",
         ("export", headed, "--setting", "none.json"): "no none.json",
         ("export", headed, "--out", "no/where.onnx"): "folder that exists",
@@ -326,3 +338,4 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
         assert done.returncode == 1, arguments
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert files_of(tmp_path / "mine") == {"setting.json": b"mine"}

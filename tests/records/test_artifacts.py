@@ -173,3 +173,9 @@ def test_the_digest_covers_names_types_shapes_and_values_but_not_the_order() -> 
     ):
         assert digest != artifacts.tensor_digest({**tensors, **change})
     assert digest != artifacts.tensor_digest({"a": tensors["a"], "c": tensors["b"]})
+
+
+def test_a_note_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is not written: one of its numbers is not finite"):
+        artifacts.save(tmp_path / "probe.safetensors", {"weight": torch.ones(2)}, {}, loss=float("nan"))
+    assert not list(tmp_path.iterdir())

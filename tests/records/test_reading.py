@@ -6,6 +6,7 @@ import json
 import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,25 @@ def test_a_setting_that_cannot_be_read_is_a_mistake_in_the_configuration(tmp_pat
     file.write_text('{"cost": 2}')
     with pytest.raises(ConfigError, match="A cost lies between 0 and 1"):
         Setting.load(file)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path: Path, value: float) -> None:
+    results = RECORDS[0]
+    assert isinstance(results, Results)
+    file = write_results(tmp_path, results)
+    before = file.read_text()
+    spoilt = dataclasses.replace(results, rows=[ROW, dataclasses.replace(ROW, top1_interval=(70.0, value))])
+    with pytest.raises(ArtifactError, match=r"not written: its rows\.1\.top1_interval\.1 is not a finite number"):
+        write_results(tmp_path, spoilt)
+    assert file.read_text() == before
+    file.write_text(json.dumps(changed(json.loads(before), ("rows", 0, "top1"), value)))
+    with pytest.raises(ArtifactError, match="is not a finite number"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"rows": 1' + "0" * 5000 + "}"])
+def test_a_file_that_no_parser_survives_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ArtifactError, match=r"results\.json cannot be read as a result of `redi run`"):
+        read_results(tmp_path)

@@ -1,6 +1,7 @@
 """Configuration files, overrides and class maps."""
 
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -54,17 +55,75 @@ def test_missing_and_impossible_settings_are_named(tmp_path: Path) -> None:
         replace(FULL, classifier="svm").checked()
     with pytest.raises(ConfigError, match=r"resize must be one of nearest, box, bilinear, .*, not 'sharp'"):
         replace(FULL, resize="sharp").checked()
-    with pytest.raises(ConfigError, match="n_words must be positive"):
-        overlay(FULL, {"vocabulary": {"n_words": 0}}, "options").checked()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_config(tmp_path / "missing.toml")
-    for section, key in (("analysis", "sample"), ("analysis", "typical"), ("runtime", "batch_size")):
-        with pytest.raises(ConfigError, match=f"{key} must be positive"):
-            overlay(FULL, {section: {key: 0}}, "options").checked()
-    with pytest.raises(ConfigError, match="at most 32,767 words"):
-        overlay(FULL, {"vocabulary": {"n_words": 40_000}}, "options").checked()
-    with pytest.raises(ConfigError, match="seed must lie in"):
-        replace(FULL, seed=-1).checked()
+    with pytest.raises(ConfigError, match="--out must not contain a null character"):
+        replace(FULL, out="a\0b").checked()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", -1),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("vocabulary.n_words", 0),
+        ("vocabulary.n_words", 40_000),
+        ("vocabulary.n_passes", 0),
+        ("analysis.n_words", 40_000),
+        ("analysis.sample", 0),
+        ("analysis.typical", 0),
+        ("analysis.typical", 100_000),
+        ("probe.epochs", -1),
+        ("probe.min_steps", -1),
+        ("probe.batch_size", 0),
+        ("probe.batch_size", 10**30),
+        ("probe.learning_rate", -1.0),
+        ("probe.learning_rate", 1e30),
+        ("probe.learning_rate", 0.0),
+        ("probe.weight_decay", -1e-9),
+        ("runtime.batch_size", 0),
+        ("runtime.batch_size", 10**12),
+        ("runtime.workers", -1),
+        ("runtime.workers", 10**6),
+        ("runtime.threads", -1),
+        ("runtime.threads", 10**6),
+        ("runtime.chunk", 0),
+        ("runtime.save_every", -1.0),
+        ("runtime.patience", 0.0),
+        ("runtime.patience", 1e300),
+        ("budget.spatial", 1e30),
+    ],
+)
+def test_a_number_outside_its_range_is_refused_by_name(name: str, value: float) -> None:
+    *table, field = name.split(".")
+    changes = {table[0]: {field: value}} if table else {field: value}
+    with pytest.raises(ConfigError, match=f"{field} must ") as raised:
+        overlay(FULL, changes, "options").checked()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_probe_without_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one step"):
+        replace(FULL, probe=ProbeConfig(epochs=0, min_steps=0)).checked()
+    assert replace(FULL, probe=ProbeConfig(epochs=0, min_steps=5)).checked()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "name", ["probe.learning_rate", "probe.weight_decay", "budget.keep", "budget.spatial", "runtime.patience"]
+)
+def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, name: str, value: str) -> None:
+    table, field = name.split(".")
+    (tmp_path / "run.toml").write_text(f"[{table}]\n{field} = {value}\n")
+    with pytest.raises(ConfigError, match=f"{field} must be a finite number"):
+        read_config(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+def test_a_number_that_is_not_finite_is_refused_in_python_too(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"probe\.learning_rate must be a finite number"):
+        replace(FULL, probe=ProbeConfig(learning_rate=value)).checked()
 
 
 def test_integers_are_taken_where_a_fraction_is_meant() -> None:

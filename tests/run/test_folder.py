@@ -9,16 +9,18 @@ import torch
 from PIL import Image
 
 from families import save_checkpoint
-from redi.errors import ArtifactError, CorpusError
+from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, RediError
 from redi.images.preprocessing import to_bytes
 from redi.pipeline import STAGES, execute
 from redi.records import artifacts
+from redi.records.outputs import mark_run
 from redi.records.results import read_results
-from redi.run.config import read_config
+from redi.reduction import Budget
+from redi.run.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig, read_config
 from redi.run.distributed import Ranks
 from redi.run.folder import Run, lock
 from redi.stages.inspect import inspect_in_run
-from small_run import content, script, small_config, start
+from small_run import content, copy_images, files_of, script, small_config, start
 
 
 def test_a_run_of_other_data_or_another_backbone_is_refused(small_data: Path, finished: Path, tmp_path: Path) -> None:
@@ -57,7 +59,120 @@ def test_a_full_disk_is_one_line_and_loses_nothing(small_data: Path, finished: P
     assert content(tmp_path) == content(finished)
 
 
+def test_a_folder_of_the_users_is_refused_untouched(small_data: Path, tmp_path: Path) -> None:
+    for name in ("partial/thesis.txt", "config.toml", "results.json", "cache/a", ".scores.json.12", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = files_of(tmp_path)
+    for dry_run in (False, True):
+        with pytest.raises(ConfigError, match="is not empty and was not made by redi"):
+            execute(small_config(small_data, tmp_path), dry_run=dry_run)
+    assert files_of(tmp_path) == before
+    assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("train", "is the training data"),
+        ("val", "is the validation data"),
+        ("train/blue", "lies inside the training data"),
+        ("val/new", "lies inside the validation data"),
+        ("", "contains the training data"),
+        ("link/new", "lies inside the training data"),
+        ("elsewhere/new", "lies inside the training data"),
+        ("backbone", "is the backbone"),
+        ("backbone/run", "lies inside the backbone"),
+    ],
+)
+def test_an_out_that_touches_the_data_or_the_backbone_is_refused(
+    small_data: Path, tmp_path: Path, out: str, message: str
+) -> None:
+    """Also if somebody puts our marker there; links are followed."""
+    config = copy_images(small_data, tmp_path)
+    shutil.copytree(small_data / "backbone", tmp_path / "backbone")
+    (tmp_path / "link").symlink_to(tmp_path / "train")
+    (tmp_path / "train" / "red").rename(tmp_path / "elsewhere")
+    (tmp_path / "train" / "red").symlink_to(tmp_path / "elsewhere")
+    for marked in (False, True):
+        if marked:
+            mark_run(tmp_path / out, {})
+        before = files_of(tmp_path)
+        with pytest.raises(ConfigError, match=rf"^--out .* {message} .* choose another --out\.$"):
+            execute(replace(config, backbone=str(tmp_path / "backbone"), out=str(tmp_path / out)))
+        assert files_of(tmp_path) == before
+
+
+def test_a_run_killed_before_it_wrote_its_marker_goes_on(small_data: Path, tmp_path: Path) -> None:
+    done = script(small_data, tmp_path / "run", "--kill-at", "run.json")
+    assert done.returncode < 0
+    names = {path.name.rpartition(".")[0] for path in (tmp_path / "run").iterdir()}
+    assert names == {"", ".run.json"}, "nothing is written before the marker"
+    execute(small_config(small_data, tmp_path / "run"), until="vocabulary")
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "words": {"vocabulary": VocabularyConfig(n_words=30_000)},
+    "figure words": {"analysis": AnalysisConfig(n_words=30_000)},
+    "learning rate": {"probe": ProbeConfig(learning_rate=-1.0)},
+    "no number": {"probe": ProbeConfig(learning_rate=float("nan"))},
+    "weight decay": {"probe": ProbeConfig(weight_decay=float("inf"))},
+    "cells": {"budget": Budget(cells=99)},
+    "tokens": {"budget": Budget(keep=0.95, merge=0.0, cells=14)},
+    "keep": {"budget": Budget(keep=0.001, merge=0.9)},
+    "size": {"size": 150},
+    "huge size": {"size": 8 * 200},
+    "threads": {"runtime": RuntimeConfig(threads=-1)},
+    "device": {"runtime": RuntimeConfig(device="abacus")},
+    "no head": {"classifier": "native"},
+    "other backbone": {"backbone": "head"},
+    "damaged backbone": {"backbone": "damaged"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_changes_no_byte_of_a_finished_run(
+    small_data: Path, finished: Path, tmp_path: Path, name: str
+) -> None:
+    config: RunConfig = replace(small_config(small_data, finished), **WRONG[name])  # type: ignore[arg-type]
+    if name == "other backbone":
+        config = replace(config, backbone=str(small_data / "head"))
+    if name == "damaged backbone":
+        shutil.copytree(small_data / "backbone", tmp_path / "backbone")
+        (tmp_path / "backbone" / "model.safetensors").write_bytes(b"nothing")
+        config = replace(config, backbone=str(tmp_path / "backbone"))
+    before = files_of(finished)
+    with pytest.raises(RediError) as raised:
+        execute(config)
+    assert "\n" not in str(raised.value)
+    assert files_of(finished) == before
+
+
+def test_a_backbone_that_cannot_be_loaded_leaves_no_folder_behind(small_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_data / "backbone", tmp_path / "backbone")
+    (tmp_path / "backbone" / "model.safetensors").write_bytes(b"nothing")
+    config = replace(small_config(small_data, tmp_path / "run"), backbone=str(tmp_path / "backbone"))
+    with pytest.raises(BackboneError):
+        execute(config)
+    assert not files_of(tmp_path / "run")
+
+
+def test_a_class_map_that_does_not_fit_changes_nothing(small_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "map.tsv").write_text("amber\t2\n")
+    config = replace(
+        small_config(small_data, tmp_path / "run"),
+        backbone=str(small_data / "head"),
+        classifier="both",
+        class_map=str(tmp_path / "map.tsv"),
+    )
+    with pytest.raises(ConfigError, match="does not name the folder"):
+        execute(config)
+    assert not files_of(tmp_path / "run")
+
+
 def test_clearing_up_touches_nothing_of_the_users(small_data: Path, tmp_path: Path) -> None:
+    mark_run(tmp_path, {})
     mine = [tmp_path / ".notes.1", tmp_path / "work" / ".draft.json.7", tmp_path / ".bashrc"]
     half = tmp_path / "scores" / ".mass.safetensors.123"
     for path in (*mine, half):

@@ -21,6 +21,7 @@ from redi.report.inspection import print_inspection, write_picture
 from redi.rows import PRODUCTS, SCORES
 from redi.run.config import saved_config
 from redi.stages.inspect import inspect_alone, inspect_in_run
+from small_run import files_of
 
 
 def picture_of(run: Path, name: str) -> Path:
@@ -119,7 +120,8 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
         (["inspect", "a.png", "--run", "x", "--backbone", "y"], "Give either --run"),
         (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --score need"),
         (["inspect", "a.png", "--run", "y", "--score", "mass"], "--score must be a product"),
-        (["figures", str(tmp_path)], "There is no results.json"),
+        (["figures", str(tmp_path)], f"{tmp_path} is not a run folder"),
+        (["report", str(tmp_path)], f"{tmp_path} is not a run folder"),
     ):
         monkeypatch.setattr("sys.argv", ["redi", *arguments])
         with pytest.raises(SystemExit) as stopped:
@@ -129,10 +131,30 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
         assert printed.startswith(f"redi: {said}")
         assert printed.count("\n") == 1
     explained = inspect_in_run(picture_of(seen_run, Explorer(seen_run).names[6]), seen_run, "", "cpu")
-    with pytest.raises(ArtifactError, match=r"cannot be written.*Choose another --out"):
+    with pytest.raises(ConfigError, match="must be a file in a folder that exists"):
         write_picture(explained, "redi_mass", tmp_path / "absent" / "a.png")
-    with pytest.raises(ArtifactError, match="cannot be written"):
+    with pytest.raises(ConfigError, match=r"must end in \.png or \.pdf or \.svg"):
         write_picture(explained, "redi_mass", tmp_path / "a.docx")
+
+
+@pytest.mark.parametrize("out", ["photo.png", "link.png", "hard.png", "folder", "folder/photo.jpg", "name"])
+def test_a_picture_never_replaces_a_photo(
+    small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photo = tmp_path / "photo.png"
+    Image.radial_gradient("L").save(photo)
+    (tmp_path / "link.png").symlink_to(photo)
+    (tmp_path / "hard.png").hardlink_to(photo)
+    (tmp_path / "folder").mkdir()
+    before = files_of(tmp_path)
+    options = ["--backbone", str(small_data / "backbone"), "--device", "cpu", "--out", out]
+    monkeypatch.setattr("sys.argv", ["redi", "inspect", "photo.png", *options])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith(f"redi: --out {out} ")
+    assert files_of(tmp_path) == before
 
 
 def test_a_changed_checkpoint_is_refused(seen_run: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 Heavy imports happen inside the commands, so that help appears at once.
 """
 
+import os
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -22,7 +24,16 @@ __all__ = ["app", "deploy", "look", "main", "measure", "protocol"]
 def main() -> None:
     """Entry point. A user's error is one line on stderr and exit code 1, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # so that a full disk under it is noticed here
     except RediError as error:
         typer.echo(f"redi: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        with suppress(OSError, ValueError):  # what is left in the buffer must not fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+            typer.echo(f"redi: {error.filename or 'The output'}: {error.strerror or error}.", err=True)
         sys.exit(1)

@@ -44,8 +44,10 @@ def tune(
     """
     from redi.deploy.tune import tune as find
     from redi.errors import ConfigError
+    from redi.records.outputs import TUNED, require_apart, require_own
     from redi.records.tuning import TuneConfig
     from redi.report.tune import draw_curve, print_tuned
+    from redi.run.places import data_places
 
     changes = {
         "costs": tuple(cost) if cost else None,
@@ -61,6 +63,10 @@ def tune(
         "threads": threads,
     }
     config = TuneConfig(model, images, max_drop, **given(changes)).checked()
+    places = [("the images", place) for place in data_places(images)]
+    places += [("the model", place) for place in data_places(model.removeprefix("timm:"))]
+    require_apart(out, places)
+    require_own(out, TUNED)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out):
@@ -69,8 +75,8 @@ def tune(
         raise ConfigError(f"--out {out} cannot be written to: {error.strerror}.") from None
     with interruptible("stopped; nothing was written."):
         tuned = find(config)
+    print_tuned(tuned)  # first, so that the numbers are seen even if the disk is full
     written = tuned.write(out)
-    print_tuned(tuned)
     draw_curve(tuned, out / "curve.png")
     for path in (*written, out / "curve.png"):
         typer.echo(f"written: {path}")
@@ -95,7 +101,9 @@ def export(
     from redi.deploy import accelerate
     from redi.deploy.export import export as write
     from redi.errors import ConfigError
+    from redi.records.outputs import require_file
 
+    require_file(out, (".onnx",), Path(model.removeprefix("timm:")).glob("*.onnx"))
     if batch < 1:
         raise ConfigError(f"--batch must be at least 1, not {batch}.")
     backbone = load_backbone(model)

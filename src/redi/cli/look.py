@@ -56,6 +56,7 @@ def inspect(
     `redi inspect cat.jpg --backbone facebook/dinov2-small`.
     """
     from redi.errors import ConfigError
+    from redi.records.outputs import PICTURE_SUFFIXES, require_file
     from redi.report.inspection import print_inspection, write_picture
     from redi.rows import MAIN_ROW, PRODUCTS
     from redi.stages.inspect import inspect_alone, inspect_in_run
@@ -64,6 +65,8 @@ def inspect(
         raise ConfigError("Give either --run RUN or --backbone NAME.")
     if score and score not in PRODUCTS:
         raise ConfigError(f"--score must be a product, one of {', '.join(PRODUCTS)}, not {score!r}.")
+    out = out or Path(f"{image.stem}-redi.png")
+    require_file(out, PICTURE_SUFFIXES, [path for path in (image, names) if path])
     if run is None:
         if class_ or names or score:
             raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")

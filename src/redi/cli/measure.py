@@ -105,6 +105,7 @@ def bench(
     Examples: `redi bench --quick`, `redi bench --size base --batch 8 --dtype fp32 --mode eager`,
     `redi bench --backbone facebook/dinov2-small --reducer tome --reducer prune`.
     """
+    from redi.records.outputs import require_file
     from redi.records.timing import write_bench
     from redi.report.bench import print_bench
     from redi.speed.bench import BenchConfig, run_bench
@@ -122,6 +123,7 @@ def bench(
         quick=quick,
         cost=cost,
     )
+    require_file(out, (".json",), replaces=("rows", "environment", "overheads"))
     with interruptible(f"stopped; the finished groups are in {out}."):
         result = run_bench(config, save=lambda so_far: write_bench(out, so_far))
     print_bench(result)
@@ -176,4 +178,4 @@ def diagnose(
     with interruptible():
         diagnosis = measure(overlay(base, given(changes), "options"), backbone, dry_run)
     if diagnosis is not None:
-        typer.echo(f"written: {publish(Path(out), diagnosis)}")
+        typer.echo(f"written: {publish(Path(out).expanduser(), diagnosis)}")

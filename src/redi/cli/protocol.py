@@ -123,7 +123,7 @@ def demo(
     """
     from redi.demo.runner import run_demo
 
-    run_demo(Path(out), threads)
+    run_demo(Path(out).expanduser(), threads)
 
 
 @app.command()

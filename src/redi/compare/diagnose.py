@@ -19,12 +19,14 @@ from redi.images import open_images
 from redi.images.classes import head_classes
 from redi.pipeline import execute
 from redi.records import artifacts
-from redi.records.diagnosis import FILE, Diagnosis, DiagnosisRow
+from redi.records.diagnosis import FILE, FILES, Diagnosis, DiagnosisRow
+from redi.records.outputs import require_apart, require_own_runs
 from redi.records.reading import write_record
 from redi.records.results import Data, Results
 from redi.rows import DENSE, Score
 from redi.run.config import RunConfig
 from redi.run.distributed import choose_device, join_ranks
+from redi.run.places import data_places
 from redi.run.progress import say
 from redi.stages.evaluate import prediction_name
 from redi.statistics import holm
@@ -58,6 +60,10 @@ def plan(base: RunConfig, backbones: Sequence[str]) -> dict[str, RunConfig]:
         raise ConfigError("--backbone is missing: name one or more.")
     if base.classifier not in ("both", "probe"):
         raise ConfigError(f"classifier must be both or probe, not {base.classifier!r}.")
+    if base.out:
+        folder = Path(base.out).expanduser()
+        require_apart(folder, [("the data", place) for data in (base.train, base.val) for place in data_places(data)])
+        require_own_runs(folder, FILES)
     runs: dict[str, RunConfig] = {}
     for backbone in backbones:
         name = folder_name(backbone)

@@ -31,6 +31,10 @@ def grid(ground: Ground, request: Request) -> Study:
         raise ConfigError("Give only one of --keep, --tokens and --cost.")
     if any(not 0 <= after < ground.on.depth for after in request.after):
         raise ConfigError(f"--after is a number of blocks, here 0 to {ground.on.depth - 1}.")
+    if wrong := [tokens for tokens in request.tokens if not 1 <= tokens <= ground.on.patches]:
+        raise ConfigError(f"--tokens must lie in 1 to {ground.on.patches}, the number of patches, not at {wrong[0]:,}.")
+    for keep in request.keeps:
+        ground.extent.at_keep(keep).budget.require_fits(ground.on.patches, ground.on.grid)
     rows: list[Variant] = []
     for name in request.reducers:
         ground.row(reducer=name)  # raises for an unknown name, with a list of the known ones

@@ -47,6 +47,11 @@ class Ground:
     def oracle(self) -> Variant:
         return self.row(MAIN_SCORE, TRUE_CLASS)
 
+    def fits(self, variant: Variant) -> bool:
+        """Whether the budget of a row makes no more tokens than there are patches."""
+        extent = variant.extent
+        return bool(extent.schedule) or extent.budget.fits(self.on.patches, self.on.grid)
+
     def operator_cost(self, keep: float | None = None) -> float:
         """Cost of the paper's operator at a keep rate, or at the run's own budget."""
         extent = self.extent if keep is None else self.extent.at_keep(keep)

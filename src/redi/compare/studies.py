@@ -99,7 +99,7 @@ def sweep(ground: Ground) -> list[Study]:
     """Keep rates of 10 to 90 %; progressive reducers run at the cost of the paper's operator at each rate.
 
     One-shot reducers rank patches by attention alone, the paper's operator also by the oracle. A progressive reducer
-    has no row at a cost that its shape does not reach.
+    has no row at a cost that its shape does not reach, and a small grid none at a rate that would not shorten it.
     """
     rows: list[Variant] = []
     for keep, (name, reducer) in product(SWEEP, ground.catalogue.reducers.items()):
@@ -111,7 +111,7 @@ def sweep(ground: Ground) -> list[Study]:
         else:
             rows += rows_at_cost(ground, name, ground.operator_cost(keep))
     rows += [replace(ground.oracle, extent=ground.extent.at_keep(keep)) for keep in SWEEP]
-    return [Study("sweep", "Accuracy against cost", rows, ground.oracle)]
+    return [Study("sweep", "Accuracy against cost", list(filter(ground.fits, rows)), ground.oracle)]
 
 
 def ablations(ground: Ground) -> list[Study]:
@@ -125,6 +125,7 @@ def ablations(ground: Ground) -> list[Study]:
     corpora += [CorpusSettings(mean_weight=weight) for weight in (0.0, 0.5, 1.0)]
     rows = [base, *(replace(base, corpus=corpus) for corpus in corpora)]
     rows += [replace(base, extent=replace(ground.extent, budget=changed)) for changed in budgets]
+    rows = list(filter(ground.fits, rows))
     return [Study("ablations", "What the paper fixes, for REDI with incoming mass [gt]", rows, base)]
 
 

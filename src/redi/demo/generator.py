@@ -148,7 +148,7 @@ def _claim(folder: Path, recipe: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / RECIPE
     if note.exists():
-        if json.loads(note.read_text()) != recipe:
+        if _recipe(note) != recipe:
             raise FileExistsError(f"{folder} holds pictures of another recipe ({note})")
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and was not written by the generator")
@@ -156,6 +156,14 @@ def _claim(folder: Path, recipe: dict[str, object]) -> None:
         partial = folder / f".{RECIPE}.{os.getpid()}"
         partial.write_text(json.dumps(recipe, indent=2) + "\n")
         partial.replace(note)
+
+
+def _recipe(note: Path) -> object:
+    """The recipe in a file; None if it holds something else."""
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _save(image: Image.Image, path: Path, form: str, **options: int) -> None:

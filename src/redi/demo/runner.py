@@ -13,6 +13,7 @@ from redi.demo.generator import CLASSES, write_folder
 from redi.errors import ArtifactError
 from redi.pipeline import execute
 from redi.records import artifacts
+from redi.records.outputs import PICTURES, RUN, mark_run, require_own
 from redi.records.results import FILE, Results, write_results
 from redi.report.build import build_report
 from redi.report.sheets import Sheet, print_sheet
@@ -31,8 +32,18 @@ def run_demo(
 ) -> Results:
     """Run the whole protocol on generated pictures, with the backbone that ships with the package."""
     begin = monotonic()
-    images = out / "images"
+    images = out / PICTURES
     train, val, masks = images / "train", images / "val", images / "val-masks"
+    config = RunConfig(
+        backbone=str(files("redi.demo") / "demo-vit"),
+        train=str(train),
+        val=str(val),
+        out=str(out),
+        runtime=RuntimeConfig(threads=threads, device="cpu"),
+    ).checked()
+    require_own(out)
+    if not RUN.marks(out):
+        mark_run(out, {})  # the pictures that the run is made from do not exist yet
     say(f"drawing {train_per_class} + {val_per_class} pictures per class for {len(CLASSES)} classes")
     try:
         write_folder(train, TRAIN_SEED, train_per_class * len(CLASSES))
@@ -41,13 +52,6 @@ def run_demo(
         raise ArtifactError(
             f"The demo cannot write its pictures to {images}: {error.strerror or error}. Choose another --out."
         ) from None
-    config = RunConfig(
-        backbone=str(files("redi.demo") / "demo-vit"),
-        train=str(train),
-        val=str(val),
-        out=str(out),
-        runtime=RuntimeConfig(threads=threads, device="cpu"),
-    )
     results = execute(config)
     assert results is not None
     results = _with_coverage(out, config, masks, results)

@@ -30,7 +30,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], key: Key, **notes: Any) -> N
     """Write an artefact. ``notes`` are further facts that do not belong to its key."""
     owned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = {"key": key, "notes": notes, "version": __version__, "digest": tensor_digest(owned)}
-    write_bytes(path, save_tensors(owned, metadata={"manifest": json.dumps(manifest)}))
+    try:
+        text = json.dumps(manifest, allow_nan=False)
+    except ValueError:
+        raise ArtifactError(f"{path} is not written: one of its numbers is not finite.") from None
+    write_bytes(path, save_tensors(owned, metadata={"manifest": text}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -97,7 +101,7 @@ def leftovers(folder: Path) -> list[Path]:
     places = [folder.glob(".*")]
     places += [
         (folder / name).rglob(".*")
-        for name in ("scores", "validation", "predictions", "analysis", "ablation", "partial")
+        for name in ("scores", "validation", "predictions", "analysis", "ablation", "cache", "partial")
     ]
     return [path for place in places for path in place if ours.fullmatch(path.name)]
 

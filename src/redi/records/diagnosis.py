@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from redi.records.results import Data
 
 FILE = "diagnose.json"
+#: The files of a diagnosis beside its run folders.
+FILES = (FILE, "diagnose.md")
 
 
 @dataclass(frozen=True)

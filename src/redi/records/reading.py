@@ -8,6 +8,7 @@ import json
 import reprlib
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,8 +20,27 @@ Record = TypeVar("Record")
 
 
 def write_record(path: Path, record: Any) -> Path:
-    artifacts.write_text(path, json.dumps(asdict(record), indent=1) + "\n")
+    """Write a record; a number that is not finite is an error, and the file stays as it was."""
+    content = asdict(record)
+    if wrong := _not_finite(content):
+        raise ArtifactError(f"{path} is not written: its {wrong} is not a finite number.")
+    artifacts.write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return path
+
+
+def _not_finite(content: Any) -> str:
+    """The place of the first number that is not finite, e.g. ``rows.3.top1``; empty if there is none."""
+    if isinstance(content, float):
+        return "" if isfinite(content) else str(content)
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if _is_list(content) else ()
+    for name, entry in entries:
+        if wrong := _not_finite(entry):
+            return str(name) if isinstance(entry, float) else f"{name}.{wrong}"
+    return ""
+
+
+def _is_list(content: Any) -> bool:
+    return isinstance(content, list | tuple)
 
 
 def read_record(path: Path, kind: type[Record], command: str, complete: bool = False) -> Record:
@@ -33,7 +53,7 @@ def read_record(path: Path, kind: type[Record], command: str, complete: bool = F
         return record
     except FileNotFoundError:
         raise ArtifactError(f"There is no {path.name} in {path.parent}: run `{command}` first.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         reason = str(error) if isinstance(error, RediError) else one_line(error)
         raise ArtifactError(f"{path} cannot be read as a result of `{command}`: {reason.rstrip('.')}.") from None
 
@@ -64,7 +84,9 @@ def build(kind: Any, content: Any) -> Any:
         types = get_type_hints(kind)
         entries = zip(types.values(), _checked(content, list, tuple), strict=True)
         return kind(*(build(argument, entry) for argument, entry in entries))
-    if kind is float and isinstance(content, int) and not isinstance(content, bool):
+    if kind is float and isinstance(content, int | float) and not isinstance(content, bool):
+        if not isfinite(content):
+            raise ValueError(f"{content} is not a finite number")
         return float(content)
     return content if kind is Any else _checked(content, kind)
 

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
+from redi.corpus import LABEL_SOURCES
 from redi.cost import CostRow
-from redi.errors import ArtifactError
+from redi.errors import ArtifactError, RediError
 from redi.records.reading import read_record, write_record
-from redi.rows import PAPER_CORPUS, CorpusSettings, Score, describe
+from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, SCORES, CorpusSettings, Score, describe
 
 FILE = "results.json"
 
@@ -146,4 +148,30 @@ def write_results(folder: Path, results: Results) -> Path:
 
 
 def read_results(folder: Path) -> Results:
-    return read_record(folder / FILE, Results, "redi run")
+    """Read the results of a finished run; they have every row of the paper's tables."""
+    results = read_record(folder / FILE, Results, "redi run")
+    try:
+        _require_complete(results)
+    except RediError as error:
+        raise ArtifactError(f"{folder / FILE} is damaged: {error} Use `redi run` to write it again.") from None
+    return results
+
+
+def _require_complete(results: Results) -> None:
+    if not results.rows:
+        raise ArtifactError("It has no rows.")
+    for row in results.rows:
+        if row.classifier not in ("probe", "native"):
+            raise ArtifactError(f"There is no classifier {row.classifier!r}.")
+        if row.label_source and row.label_source not in LABEL_SOURCES:
+            raise ArtifactError(f"There is no label source {row.label_source!r}.")
+        Score.parse(row.scorer)
+    for classifier in results.classifiers:
+        for name in (DENSE, *SCORES):
+            results.row(name, classifier)
+        if results.row(DENSE, classifier).reducer or not results.row(MAIN_ROW, classifier).reducer:
+            raise ArtifactError(f"Dense or {MAIN_ROW} has the reducer of another row.")
+    if unknown := set(results.notes.attention_scores) - set(ATTENTION_SCORES):
+        raise ArtifactError(f"There is no attention score {min(unknown)!r}.")
+    if not all(row.dense for row in results.costs):
+        raise ArtifactError("A dense cost is 0.")

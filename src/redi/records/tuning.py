@@ -1,8 +1,10 @@
 """The results of ``redi tune``: the content of tune.json."""
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
+from redi.checks import require_threads
 from redi.errors import ConfigError
 from redi.records.reading import write_record
 from redi.records.results import Environment
@@ -35,12 +37,13 @@ class TuneConfig:
     threads: int = 0
 
     def checked(self) -> "TuneConfig":
-        if not self.max_drop >= 0:
+        if not (isfinite(self.max_drop) and self.max_drop >= 0):
             raise ConfigError(f"--max-drop must be 0 or more points, not {self.max_drop:g}.")
         if any(not 0 < cost < 1 for cost in self.costs):
             raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
-        if min(self.batch, self.repeats) < 1 or min(self.workers, self.threads) < 0:
-            raise ConfigError("Batch and repeats must be at least 1, workers and threads at least 0.")
+        require_threads(self.threads)
+        if min(self.batch, self.repeats) < 1 or self.workers < 0:
+            raise ConfigError("Batch and repeats must be at least 1, workers at least 0.")
         if min(self.calibration, self.check) < FEWEST:
             raise ConfigError(f"Calibration and check need at least {FEWEST} images each.")
         return replace(self, costs=tuple(sorted(set(self.costs))))

@@ -62,7 +62,7 @@ class OneShot(Reducer):
 
     def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:
         extents = [like.at_keep(kept / on.patches) for kept in range(1, on.patches + 1)]
-        return [(self.cost(extent, on), extent) for extent in extents]
+        return [(self.cost(extent, on), extent) for extent in extents if extent.budget.fits(on.patches, on.grid)]
 
     def apply(
         self, encoder: Encoder, tokens: Any, extent: Extent, scores: Scores | None

@@ -18,6 +18,7 @@ from redi import __version__
 from redi.corpus import LABEL_SOURCES
 from redi.records import artifacts
 from redi.records.comparison import earlier_bundle
+from redi.records.outputs import require_run
 from redi.records.results import Results, Row, read_results
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
@@ -40,6 +41,7 @@ LINES_MEAN = (
 
 def build_report(folder: Path, names: Path | None = None) -> Path:
     """Write RUN/report/index.html. ``names`` is a file with readable names of the classes."""
+    require_run(folder)
     results = read_results(folder)
     explorer = Explorer(folder, names)
     data = content(folder, results, explorer)

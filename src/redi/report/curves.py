@@ -4,6 +4,7 @@ from pathlib import Path
 
 from redi.corpus import TRUE_CLASS
 from redi.records.results import Results, Row
+from redi.report.saving import save_figure
 from redi.rows import DENSE, marked_title
 
 #: Line styles: dashed is an oracle, dotted a score that needs a dense pass.
@@ -56,7 +57,7 @@ def draw_curves(results: Results, path: Path) -> bool:
         title="dashed: an oracle, needs the true class; dotted: needs a dense pass for its score",
         title_fontsize=8,
     )
-    figure.savefig(path, dpi=160)
+    save_figure(figure, path, dpi=160)
     return True
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
+from redi.records.outputs import require_run
 from redi.records.reading import build
 from redi.records.results import read_results
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.report.explorer import Explorer, telling_image
 from redi.report.pictures import draw_overview
+from redi.report.saving import save_figure
 from redi.report.sheets import to_latex, to_markdown
 from redi.report.tables import paper_tables
 from redi.rows import MAIN_ROW, PRODUCTS
@@ -22,6 +24,7 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
 
     ``image`` is the index of an image of the explorer sample; without it, :func:`telling_image` chooses one.
     """
+    require_run(folder)
     results = read_results(folder)
     explorer = Explorer(folder, names)
     if row not in PRODUCTS:
@@ -37,16 +40,12 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
         return [out / f"{name}.{suffix}" for suffix in FORMATS]
 
     written = [*paths("figure1"), *paths("figure2")]
-    try:
-        out.mkdir(exist_ok=True)
-        draw_overview(explorer.explain(number, classifier), row, paths("figure1"))
-        draw_words(figure2_shares(folder), paths("figure2"))
-        for name, sheet in paper_tables(results).items():
-            artifacts.write_text(out / f"{name}.tex", to_latex(sheet))
-            artifacts.write_text(out / f"{name}.md", to_markdown(sheet))
-            written += [out / f"{name}.tex", out / f"{name}.md"]
-    except OSError as error:
-        raise ArtifactError(f"The figures cannot be written to {out}: {error}.") from None
+    draw_overview(explorer.explain(number, classifier), row, paths("figure1"))
+    draw_words(figure2_shares(folder), paths("figure2"))
+    for name, sheet in paper_tables(results).items():
+        for suffix, text in (("tex", to_latex(sheet)), ("md", to_markdown(sheet))):
+            artifacts.write_bytes(out / f"{name}.{suffix}", text.encode("utf-8", errors="replace"))
+            written.append(out / f"{name}.{suffix}")
     return written
 
 
@@ -131,4 +130,4 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
         axes.grid(alpha=0.25, which="both", lw=0.4)
         axes.spines[["top", "right"]].set_visible(False)
     for path in paths:
-        figure.savefig(path, dpi=300)
+        save_figure(figure, path, dpi=300)

@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from redi.errors import ArtifactError
 from redi.records.explained import Explained
+from redi.records.outputs import PICTURE_SUFFIXES, require_file
 from redi.report.pictures import draw_attention, draw_overview
 from redi.report.sheets import Sheet, print_sheet
 from redi.rows import DENSE, Score
@@ -14,16 +14,12 @@ from redi.rows import DENSE, Score
 WHOSE = {"given": "the class you gave", "predicted": "which the dense pass ranks first among the run's classes"}
 
 
-def write_picture(image: Explained, score: str, out: Path | None = None) -> Path:
-    """Write the picture, by default into the current folder."""
-    path = out or Path(f"{Path(image.name).stem}-redi.png")
-    try:
-        if image.looked_up:
-            draw_overview(image, score, [path])
-        else:
-            draw_attention(image, [path])
-    except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
-        raise ArtifactError(f"{path} cannot be written: {error}. Choose another --out.") from None
+def write_picture(image: Explained, score: str, path: Path) -> Path:
+    require_file(path, PICTURE_SUFFIXES)
+    if image.looked_up:
+        draw_overview(image, score, [path])
+    else:
+        draw_attention(image, [path])
     return path
 
 

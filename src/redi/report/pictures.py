@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from redi.records.explained import Explained, Fate
+from redi.report.saving import save_figure
 from redi.rows import DENSE, Score
 
 #: Colours of the roles, as in the report: kept patches stay clear.
@@ -166,4 +167,4 @@ def _centre(patch: int, image: Explained, size: int) -> tuple[float, float]:
 
 def _save(figure: Any, paths: Sequence[Path]) -> None:
     for path in paths:
-        figure.savefig(path, dpi=300 if path.suffix == ".png" else 200)
+        save_figure(figure, path, dpi=300 if path.suffix == ".png" else 200)

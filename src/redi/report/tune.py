@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from redi.records.tuning import Tuned
+from redi.report.saving import save_figure
 from redi.report.sheets import Sheet, print_sheet
 
 
@@ -90,4 +91,4 @@ def draw_curve(tuned: Tuned, path: Path) -> None:
     )
     axes.margins(x=0.1)
     axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=160)
+    save_figure(figure, path, dpi=160)

@@ -2,21 +2,45 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from redi.budget import Budget
+from redi.checks import require_threads
 from redi.errors import ConfigError, RediError
 from redi.images.preprocessing import FILTERS
 from redi.probe import LinearProbe
+from redi.records.outputs import require_run
 from redi.vocabulary import N_PASSES, N_WORDS
 
 T = TypeVar("T")
 
 #: Words are stored in 16 bits.
 MOST_WORDS = 32767
+#: The smallest and the largest value of a setting. The largest are far beyond use, but can be computed with.
+RANGES: dict[str, tuple[int, int]] = {
+    "size": (0, 32768),
+    "seed": (0, 2**32 - 1),
+    "vocabulary.n_words": (1, MOST_WORDS),
+    "vocabulary.n_passes": (1, 1000),
+    "probe.epochs": (0, 10**6),
+    "probe.batch_size": (1, 10**9),
+    "probe.min_steps": (0, 10**9),
+    "probe.learning_rate": (0, 1000),
+    "probe.weight_decay": (0, 1000),
+    "analysis.n_words": (1, MOST_WORDS),
+    "analysis.sample": (1, 10_000),
+    "analysis.typical": (1, 100),
+    "runtime.batch_size": (1, 10**6),
+    "runtime.workers": (0, 1024),
+    "runtime.chunk": (1, 10**9),
+    "runtime.patience": (0, 10**6),
+    "runtime.save_every": (0, 10**6),
+    "budget.spatial": (-1000, 1000),
+}
 CLASSIFIERS = ("probe", "native", "both")
 FEATURES = ("postnorm", "prenorm")
 CACHES = ("none", "fp16")
@@ -87,31 +111,26 @@ class RunConfig:
         for name in ("backbone", "train", "val", "out"):
             if not getattr(self, name):
                 raise ConfigError(f"--{name} is missing (or `{name}` in the configuration file).")
+            if "\0" in getattr(self, name):
+                raise ConfigError(f"--{name} must not contain a null character.")
         _choice("classifier", self.classifier, CLASSIFIERS)
         _choice("features", self.probe.features, FEATURES)
         _choice("resize", self.resize, ("", *FILTERS))
         _choice("cache", self.runtime.cache, CACHES)
-        for name, value in (
-            ("batch_size", self.runtime.batch_size),
-            ("n_words", self.vocabulary.n_words),
-            ("n_passes", self.vocabulary.n_passes),
-            ("chunk", self.runtime.chunk),
-            ("analysis.n_words", self.analysis.n_words),
-            ("analysis.sample", self.analysis.sample),
-            ("analysis.typical", self.analysis.typical),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} must be positive, not {value}.")
-        if max(self.vocabulary.n_words, self.analysis.n_words) > MOST_WORDS:
-            raise ConfigError(f"A vocabulary has at most {MOST_WORDS:,} words: they are stored in 16 bits.")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed must lie in 0 to 2**32 - 1, not {self.seed}.")
-        if self.size < 0:
-            raise ConfigError(f"size must be a number of pixels, not {self.size}.")
-        if min(self.runtime.workers, self.runtime.threads, self.runtime.save_every) < 0:
-            raise ConfigError("workers, threads and save_every must not be negative.")
+        for name, value in _numbers(asdict(self)):
+            if isinstance(value, float) and not isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, not {value}.")
+            if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+                low, high = RANGES[name]
+                raise ConfigError(f"{name} must lie in {low:,} to {high:,}, not at {value:,}.")
+        require_threads(self.runtime.threads)
+        probe = self.probe
+        if not probe.learning_rate > 0:
+            raise ConfigError(f"probe.learning_rate must be positive, not {probe.learning_rate:g}.")
+        if max(probe.epochs, probe.min_steps) < 1:
+            raise ConfigError("The probe must take at least one step: raise probe.epochs or probe.min_steps.")
         if not self.runtime.patience > 0:
-            raise ConfigError(f"patience must be positive, not {self.runtime.patience:g}.")
+            raise ConfigError(f"runtime.patience must be positive, not {self.runtime.patience:g}.")
         return self
 
 
@@ -127,10 +146,8 @@ def read_config(path: Path) -> RunConfig:
 
 def saved_config(folder: Path) -> RunConfig:
     """The configuration of a run folder, which may have been moved."""
-    path = folder / "config.toml"
-    if not path.exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.toml. Use `redi run` first.")
-    return replace(read_config(path), out=str(folder))
+    require_run(folder)
+    return replace(read_config(folder / "config.toml"), out=str(folder))
 
 
 def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:
@@ -147,8 +164,8 @@ def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {name} must be a table, [{name}].")
             values[name] = overlay(current, value, f"{where} [{name}]")
-        elif isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
-            values[name] = float(value)
+        elif isinstance(current, float) and isinstance(value, int | float) and not isinstance(value, bool):
+            values[name] = _finite(name, value, where)
         elif type(value) is not type(current):
             raise ConfigError(f"{where}: {name} must be of type {type(current).__name__}, not {value!r}.")
         else:
@@ -159,6 +176,16 @@ def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:
         raise
     except RediError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _finite(name: str, value: float, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = inf
+    if not isfinite(number):
+        raise ConfigError(f"{where}: {name} must be a finite number, not {number}.")
+    return number
 
 
 def to_toml(config: RunConfig) -> str:
@@ -172,8 +199,17 @@ def to_toml(config: RunConfig) -> str:
 
 
 def _line(name: str, value: object) -> str:
-    """Strings, numbers and booleans read the same in JSON and in TOML."""
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
+    """Strings, finite numbers and booleans read the same in JSON and in TOML."""
+    return f"{name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+
+
+def _numbers(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a configuration by their full names, e.g. ``probe.epochs``."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:

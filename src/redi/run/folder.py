@@ -1,7 +1,6 @@
 """One run folder: its data and checkpoint, its artefacts, and the tools that every stage needs."""
 
 import fcntl
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,13 +12,16 @@ from torch import Tensor
 
 from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
-from redi.errors import ArtifactError, CorpusError, ImageError
+from redi.errors import ArtifactError, ConfigError, CorpusError, ImageError
 from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
 from redi.records import artifacts
-from redi.run.config import RunConfig, to_toml
+from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
+from redi.run.cache import FeatureCache
+from redi.run.config import MOST_WORDS, RunConfig, to_toml
 from redi.run.distributed import Ranks
 from redi.run.passes import Outcome, Pass, PassRunner
+from redi.run.places import data_places
 
 #: Increased by one when a stage computes something new, so that old artefacts are made again.
 FORMAT = 2
@@ -43,12 +45,21 @@ class Run:
                 f"{config.train} has images of fewer than two classes, but TF-IDF contrasts a class with the rest."
             )
         self.checkpoint = checkpoint_folder(config.backbone, config.revision or None)
+        require_apart(
+            self.folder,
+            [
+                *(("the training data", place) for place in data_places(config.train)),
+                *(("the validation data", place) for place in data_places(config.val)),
+                ("the backbone", self.checkpoint),
+            ],
+        )
         self.identity = {
             "backbone": checkpoint_digest(self.checkpoint),
             "train": self.training.fingerprint(),
             "val": self.validation.fingerprint(),
         }
         self._input = self._other_input()
+        self.cache: FeatureCache | None = None  # made when a stage first needs it
         self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
 
     @cached_property
@@ -69,6 +80,26 @@ class Run:
         own, used = self._loaded.preprocessing, self.backbone.preprocessing
         size = {"size": str(used.size)} if used.size != own.size else {}
         return size | ({"resize": used.resample.name.lower()} if used.resample != own.resample else {})
+
+    def check(self) -> None:
+        """Check the settings against the data and the backbone; nothing in the folder has changed yet."""
+        geometry = self.backbone.geometry
+        if geometry.patches > MOST_WORDS:
+            raise ConfigError(
+                f"A size of {self.config.size} gives {geometry.patches:,} patches, but at most {MOST_WORDS:,} are "
+                "possible: their places are stored in 16 bits."
+            )
+        self.config.budget.require_fits(geometry.patches, geometry.grid)
+        patches = len(self.training.labels) * geometry.patches
+        for name, words in (
+            ("words", self.config.vocabulary.n_words),
+            ("analysis.n_words", self.config.analysis.n_words),
+        ):
+            if words > patches:
+                raise ConfigError(
+                    f"{name} is {words:,}, but the training images have {patches:,} patches: use more images or fewer "
+                    "words."
+                )
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -127,20 +158,18 @@ class Run:
         self.ranks.wait()
         self.passes.discard(work.name)
 
+    def require_same(self) -> None:
+        """Refuse the folder of a run of other data or of another checkpoint."""
+        recorded = recorded_identity(self.folder)
+        for part, digest in self.identity.items():
+            if recorded.get(part, digest) != digest:
+                raise ArtifactError(_foreign(self.folder, part))
+
     def claim(self) -> None:
-        """Record the data and the checkpoint of the run; the folder of another run is an error."""
-        note = self.folder / "run.json"
-        if note.exists():
-            try:
-                recorded = json.loads(note.read_text(encoding="utf-8"))["identity"]
-                differing = [part for part in self.identity if recorded[part] != self.identity[part]]
-            except (OSError, ValueError, KeyError, TypeError):
-                raise ArtifactError(f"{note} is damaged: delete it and run again.") from None
-            if differing:
-                raise ArtifactError(_foreign(self.folder, differing[0]))
+        """Record the data, the checkpoint and the settings of the run; the marker of the folder comes first."""
+        mark_run(self.folder, self.identity)
         for leftover in artifacts.leftovers(self.folder):
             leftover.unlink(missing_ok=True)
-        artifacts.write_text(note, json.dumps({"identity": self.identity}, indent=2) + "\n")
         artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
 
 
@@ -149,7 +178,7 @@ def lock(folder: Path) -> Iterator[None]:
     """Allow one run at a time in a folder. The lock ends with the process, even if it is killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = (folder / LOCK).open("a")
     except OSError as error:
         raise ArtifactError(
             f"The run folder {folder} cannot be written: {error.strerror}. Choose another --out."
@@ -167,7 +196,4 @@ def lock(folder: Path) -> Iterator[None]:
 
 def _foreign(path: Path, part: str) -> str:
     names = {"backbone": "backbone", "train": "training set", "val": "validation set"}
-    return (
-        f"{path} belongs to another {names[part]} than this command names: choose another --out, or delete it to "
-        "start again."
-    )
+    return f"{path} belongs to another {names[part]} than this command names: choose another --out."

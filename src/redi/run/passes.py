@@ -58,6 +58,7 @@ class Pass:
     step: Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
     sums: Callable[[], dict[str, Any]] = dict
     indices: Sequence[int] | None = None  # None means all images
+    flush: Callable[[], None] | None = None  # called before finished chunks are recorded as such
 
 
 @dataclass
@@ -126,12 +127,12 @@ class PassRunner:
                     part.chunks.append(chunk)
                     if monotonic() - saved > pause:
                         begin = monotonic()
-                        self._save(stem, key, part, sums, rows)
+                        self._save(work, stem, key, part, sums, rows)
                         saved = monotonic()
                         if shortest:
                             pause = max(shortest, SAVE_SHARE * (saved - begin))
             if mine:
-                self._save(stem, key, part, sums, rows)
+                self._save(work, stem, key, part, sums, rows)
 
     def _batches(
         self, work: Pass, chunks: Sequence[Sequence[int]], mine: Sequence[int]
@@ -149,6 +150,7 @@ class PassRunner:
 
     def _save(
         self,
+        work: Pass,
         stem: Path,
         key: artifacts.Key,
         part: _Part,
@@ -156,6 +158,8 @@ class PassRunner:
         rows: list[tuple[list[int], Mapping[str, Tensor]]],
     ) -> None:
         """Write the rows to a new file, then replace the part's own file; only then do the rows count."""
+        if work.flush is not None:
+            work.flush()
         if rows:
             tensors = {name: torch.cat([row[name].cpu() for _, row in rows]) for name in rows[0][1]}
             tensors[".indices"] = torch.tensor([index for indices, _ in rows for index in indices])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from redi.backbone import Backbone, load_backbone
 from redi.budget import Budget
+from redi.checks import require_threads
 from redi.errors import ConfigError
 from redi.records.timing import DEFINITIONS, BenchResult
 from redi.reduction import OPERATOR, PROGRESSIVE, REDUCERS
@@ -71,10 +73,9 @@ class BenchConfig:
         _require_known("mode", plan.modes, MODES)
         if not 0 <= plan.cost < 1:
             raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {plan.cost:g}.")
-        if min(plan.batches) < 1 or plan.repeats < 1 or plan.threads < 0 or not plan.limit > 0:
-            raise ConfigError(
-                "Batches and repeats must be at least 1, threads at least 0, and the time limit more than 0 seconds."
-            )
+        require_threads(plan.threads)
+        if min(plan.batches) < 1 or plan.repeats < 1 or not 0 < plan.limit < inf:
+            raise ConfigError("Batches and repeats must be at least 1, and the time limit more than 0 seconds.")
         return plan
 
 

@@ -1,13 +1,15 @@
 """Patch features of the corpus: one forward pass per image serves every codebook."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from redi.errors import ImageError
 from redi.images.loader import Batch
-from redi.run.cache import CachedImages, FeatureCache
+from redi.run.cache import CachedImages, FeatureCache, Features
 from redi.run.folder import Run
 from redi.run.passes import Pass
 from redi.stages.words import figure_blocks
@@ -61,13 +63,27 @@ def corpus_pass(
     The ``first`` pass and a pass over embeddings always read the images. Later passes leave out the images that the
     first pass could not decode.
     """
-    if first:
-        return Pass(name, run.dataset(run.training), step, sums)
-    decoded = run.load("decoded")["indices"].tolist()
     cache = feature_cache(run)
-    if cache is not None and not embedding and run.ranks.share(lambda: cache.is_complete(cache_key(run))):
-        return Pass(name, CachedImages(cache, run.training.labels), step, sums, decoded)
+    if first:
+        return Pass(name, run.dataset(run.training), step, sums, flush=cache.flush if cache else None)
+    decoded = run.load("decoded")["indices"].tolist()
+    if cache is not None and not embedding and run.ranks.share(partial(cache.open, cache_key(run))):
+        if not run.ranks.is_main:
+            cache.open(cache_key(run))
+        images = CachedImages(cache, run.training.labels, partial(_recomputed, run, cache))
+        return Pass(name, images, step, sums, decoded)
     return Pass(name, run.dataset(run.training), step, sums, decoded)
+
+
+def _recomputed(run: Run, cache: FeatureCache, indices: Sequence[int]) -> Features:
+    """The features of images from the images themselves; they replace those in the cache."""
+    (batch,) = run.dataset(run.training).batches([indices], workers=0)
+    if batch.skipped:
+        raise ImageError(f"{batch.skipped[0][1]} It could be decoded when the cache was made: restore the file.")
+    patch_features(run, batch, fill_cache=True)
+    features = cache.read(indices)
+    assert features is not None
+    return features
 
 
 def cache_key(run: Run) -> dict[str, Any]:
@@ -77,6 +93,8 @@ def cache_key(run: Run) -> dict[str, Any]:
 def feature_cache(run: Run) -> FeatureCache | None:
     if run.config.runtime.cache == "none":
         return None
-    geometry = run.backbone.geometry
-    blocks = tuple(figure_blocks(geometry.depth))
-    return FeatureCache(run.folder / "cache", blocks, len(run.training.labels), geometry.patches, geometry.width)
+    if run.cache is None:
+        geometry, images = run.backbone.geometry, len(run.training.labels)
+        blocks = tuple(figure_blocks(geometry.depth))
+        run.cache = FeatureCache(run.folder / "cache", blocks, images, geometry.patches, geometry.width)
+    return run.cache

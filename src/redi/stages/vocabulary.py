@@ -49,7 +49,8 @@ def fit_vocabulary(run: Run) -> None:
     run.ranks.wait()
     books = _books(run)
     gather_start(run, books, "vocabulary", key)
-    _first_pass(run, books, {**key, "pass": 1, "features": features_key(run)})
+    digests = {"digests": True} if cache else {}  # the parts of the first pass hold those of the cache
+    _first_pass(run, books, {**key, "pass": 1, "features": features_key(run), **digests})
     for number in range(2, run.config.vocabulary.n_passes + 1):
         kmeans_pass(run, books, _pass_name(number), {**key, "pass": number})
     if run.ranks.is_main:
@@ -67,15 +68,17 @@ def _first_pass(run: Run, books: Books, key: artifacts.Key) -> None:
 
     def rows(hidden: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         feature = final_feature(backbone, hidden, run.config.probe.prenorm)
-        return {"features": feature, "labels": batch.labels}
+        digests = {"digests": cache.digests(batch.indices)} if cache else {}
+        return {"features": feature, "labels": batch.labels, **digests}
 
     def save(outcome: Outcome) -> None:
         indices = torch.tensor(outcome.indices)
+        digests = outcome.rows.pop("digests", None)
         features = {**outcome.rows, "indices": indices}
         run.save("features", features, features_key(run), skipped=outcome.skipped)
         run.save("decoded", {"indices": indices}, features_key(run))
-        if cache is not None:
-            cache.complete(cache_key(run))
+        if cache is not None and digests is not None:
+            cache.complete(cache_key(run), indices, digests)
 
     written = dict.fromkeys(("features", "decoded"), features_key(run))
     kmeans_pass(run, books, _pass_name(1), key, Extras(rows, save, written))

@@ -1,0 +1,147 @@
+"""Where results may be written: never over the user's own files, and never over what they are made from.
+
+A folder of results has a marker, a JSON file that only redi writes and that is the first file in it. A folder that
+holds anything else but no marker belongs to the user and is refused before anything is written.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from redi.errors import ArtifactError, ConfigError
+from redi.records import artifacts
+
+#: The lock of a run folder, an empty file.
+LOCK = ".lock"
+#: The folder inside a run folder for pictures that the demo draws: the only data that may lie there.
+PICTURES = "images"
+#: The formats of a picture; not JPEG, in which photographs come.
+PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+class Marker(NamedTuple):
+    """The file that makes a folder ours, and the fields by which its content is known."""
+
+    file: str
+    fields: tuple[str, ...]
+
+    def marks(self, folder: Path) -> bool:
+        path = folder / self.file
+        try:
+            content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(content, dict) and all(name in content for name in self.fields)
+
+
+RUN = Marker("run.json", ("identity",))
+TUNED = Marker("tune.json", ("points", "setting", "calibration"))
+
+
+def require_own(folder: Path, marker: Marker = RUN) -> None:
+    """Refuse a folder that holds something but not our marker; a new or an empty folder is fine."""
+    if not folder.is_dir() or marker.marks(folder):
+        return
+    if foreign := _foreign_entries(folder, marker):
+        raise ConfigError(
+            f"{folder} is not empty and was not made by redi: it holds {foreign[0]} and no {marker.file} of ours. "
+            "Nothing was written; choose another --out."
+        )
+
+
+def require_own_runs(folder: Path, files: Iterable[str]) -> None:
+    """Refuse a folder for several runs that holds anything but run folders and the named files."""
+    if not folder.is_dir():
+        return
+    for entry in _entries(folder):
+        if entry.is_dir():
+            require_own(entry)
+        elif entry.name not in files:
+            raise ConfigError(
+                f"{folder} is not a folder of runs: it holds {entry.name}. Nothing was written; choose another --out."
+            )
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder that no run has made."""
+    if not RUN.marks(folder):
+        raise ConfigError(f"{folder} is not a run folder: it has no {RUN.file} of ours. Use `redi run` first.")
+
+
+def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
+    """Refuse a folder for results that is, contains or lies inside one of the inputs, which are (name, path).
+
+    Links are followed. The pictures that the demo draws may lie in ``PICTURES``.
+    """
+    place = _real(out)
+    for name, path in inputs:
+        data = _real(path)
+        if place == data:
+            relation = "is"
+        elif place.is_relative_to(data):
+            relation = "lies inside"
+        elif data.is_relative_to(place) and not data.is_relative_to(place / PICTURES):
+            relation = "contains"
+        else:
+            continue
+        raise ConfigError(f"--out {out} {relation} {name} {path}. Nothing was written; choose another --out.")
+
+
+def require_file(
+    out: Path, suffixes: tuple[str, ...], inputs: Iterable[Path] = (), replaces: tuple[str, ...] = ()
+) -> None:
+    """Refuse a file for results that is a folder, has another suffix, or is one of the inputs.
+
+    With ``replaces``, a file that exists must be a record with these fields, from an earlier call.
+    """
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder: name a file that ends in {' or '.join(suffixes)}.")
+    if out.suffix.lower() not in suffixes:
+        raise ConfigError(f"--out {out} must end in {' or '.join(suffixes)}.")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out} must be a file in a folder that exists.")
+    for path in inputs:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ConfigError(f"--out {out} is also an input. Nothing was written; choose another --out.")
+    if replaces and out.exists() and not Marker(out.name, replaces).marks(out.parent):
+        raise ConfigError(f"--out {out} exists and was not written by redi. Choose another --out.")
+
+
+def mark_run(folder: Path, identity: dict[str, str]) -> None:
+    """Write the marker of a run with what the run was made from; empty if that does not exist yet."""
+    artifacts.write_text(folder / RUN.file, json.dumps({"identity": identity}, indent=2) + "\n")
+
+
+def recorded_identity(folder: Path) -> dict[str, str]:
+    """What the run in a folder was made from; empty for a new folder."""
+    if not RUN.marks(folder):
+        return {}
+    identity = json.loads((folder / RUN.file).read_text(encoding="utf-8"))["identity"]
+    if not isinstance(identity, dict):
+        raise ArtifactError(f"{folder / RUN.file} is damaged: choose another --out.")
+    return identity
+
+
+def _foreign_entries(folder: Path, marker: Marker) -> list[str]:
+    """Names in a folder without a marker, except those that a run leaves if it is killed before it writes one."""
+    half_written = re.compile(rf"\.{re.escape(marker.file)}\.\d+")
+    return [
+        entry.name
+        for entry in _entries(folder)
+        if not half_written.fullmatch(entry.name) and not (entry.name == LOCK and entry.lstat().st_size == 0)
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise ArtifactError(f"{folder} cannot be read: {error.strerror}. Choose another --out.") from None
+
+
+def _real(path: Path) -> Path:
+    """The path with all links followed; a loop of links is left as it is."""
+    return Path(os.path.realpath(path.expanduser()))
