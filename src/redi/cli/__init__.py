@@ -8,7 +8,7 @@ import sys
 import typer
 
 from redi.cli.app import app
-from redi.errors import RediError
+from redi.errors import RediError, printable
 
 # Help lists the commands in the order in which they are imported.
 from redi.cli import protocol  # isort: skip
@@ -24,5 +24,5 @@ def main() -> None:
     try:
         app()
     except RediError as error:
-        typer.echo(f"redi: {error}", err=True)
+        typer.echo(f"redi: {printable(error)}", err=True)
         sys.exit(1)

@@ -8,7 +8,7 @@ import typer
 
 from redi import __version__
 from redi.cli import options
-from redi.cli.app import app, given, interruptible
+from redi.cli.app import app, echo, given, interruptible
 from redi.cli.options import option
 from redi.stages import HELP
 
@@ -91,8 +91,8 @@ def _execute(values: dict[str, Any], until: str) -> None:
         results = execute(config, until, dry_run)
     if results is not None:
         print_tables(results)
-        typer.echo(f"results: {Path(config.out) / 'results.json'}")
-        typer.echo(f"Next: redi report {config.out}, redi compare {config.out}")
+        echo(f"results: {Path(config.out) / 'results.json'}")
+        echo(f"Next: redi report {config.out}, redi compare {config.out}")
 
 
 app.command(

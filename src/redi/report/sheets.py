@@ -6,8 +6,10 @@ from html import escape as escape_html
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
+
+from redi.errors import printable
 
 #: Characters that TeX would not print as they are.
 _LATEX = {
@@ -37,6 +39,11 @@ class Sheet:
     rows: list[list[str]]
     notes: list[str]
     strong: int | None = None  # the row that is set in bold
+
+
+def escape(text: str) -> str:
+    """A text of the user's data, ready to be printed on a terminal: no markup, no control characters."""
+    return escape_markup(printable(text))
 
 
 def plain_table(title: str, columns: Sequence[str]) -> Table:

@@ -85,6 +85,8 @@ class RunConfig:
         for name in ("backbone", "train", "val", "out"):
             if not getattr(self, name):
                 raise ConfigError(f"--{name} is missing (or `{name}` in the configuration file).")
+        for name in ("backbone", "train", "val", "out", "revision", "class_map"):
+            _encodable(name, getattr(self, name))
         _choice("classifier", self.classifier, CLASSIFIERS)
         _choice("features", self.probe.features, FEATURES)
         _choice("cache", self.runtime.cache, CACHES)
@@ -171,6 +173,14 @@ def to_toml(config: RunConfig) -> str:
 def _line(name: str, value: object) -> str:
     """Strings, numbers and booleans read the same in JSON and in TOML."""
     return f"{name} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _encodable(name: str, value: str) -> None:
+    """TOML is UTF-8, so a configuration cannot hold other bytes. Files inside a data set may have any name."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {value!r}, which is not UTF-8: rename it, or make a link to it.") from None
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
