@@ -254,7 +254,7 @@ def test_a_data_set_that_is_mostly_damaged_stops_and_goes_on_once_it_is_restored
     small_data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of 28 training images and of 20 validation images are more than a tenth, two of 20 are not."""
-    real, broken = FolderImages.load, {"train": (9, 17, 25), "val": (1, 11, 19)}
+    real, broken = FolderImages.load, {"train": [9, 17, 25], "val": [1, 11, 19]}
 
     def load(self: FolderImages, index: int) -> Any:
         if index in broken[self.root.name]:
@@ -267,7 +267,7 @@ def test_a_data_set_that_is_mostly_damaged_stops_and_goes_on_once_it_is_restored
         with pytest.raises(CorpusError, match="3 of 28 images cannot be decoded"):
             execute(config)
         assert not (tmp_path / "features.safetensors").exists()
-        broken["train"] = ()
+        broken["train"] = []
         with pytest.raises(CorpusError, match="3 of 20 images cannot be decoded"):
             execute(config)
         assert not (tmp_path / "validation").exists()
