@@ -54,7 +54,9 @@ def _run_command(until: str) -> Callable[..., None]:
         workers: options.Workers = None,
         threads: options.Threads = None,
         cache: options.Cache = None,
-        strict: Annotated[bool | None, option("Stop at an image that cannot be decoded.", "--strict")] = None,
+        strict: Annotated[
+            bool | None, option("Stop at an image, link or folder that cannot be read.", "--strict")
+        ] = None,
         dry_run: options.DryRun = False,
     ) -> None:
         _execute({name: value for name, value in locals().items() if name != "until"}, until)

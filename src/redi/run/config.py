@@ -56,7 +56,7 @@ class RuntimeConfig:
     batch_size: int = 32
     workers: int = 2  # processes that decode images ahead
     threads: int = 0  # CPU threads of torch; 0 means torch's own choice
-    strict: bool = False  # stop at an image that cannot be decoded instead of skipping it
+    strict: bool = False  # stop at an image, link or folder that cannot be read instead of leaving it out
     cache: str = "none"  # fp16 keeps patch features on disk, so that later passes skip the backbone
     chunk: int = 256  # images per chunk, the unit of work that a killed run may lose
     save_every: float = 5.0  # seconds between two saves of finished work
