@@ -251,11 +251,56 @@ def test_a_file_that_vanishes_stops_the_run(small_data: Path, tmp_path: Path, mo
         execute(config)
 
 
+def test_a_data_set_that_is_mostly_damaged_stops_and_goes_on_once_it_is_restored(
+    small_data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of 28 training images and of 20 validation images are more than a tenth, two of 20 are not."""
+    real, broken = FolderImages.load, {"train": [9, 17, 25], "val": [1, 11, 19]}
+
+    def load(self: FolderImages, index: int) -> Any:
+        if index in broken[self.root.name]:
+            raise ImageError(f"{index} is broken.")
+        return real(self, index)
+
+    config = small_config(small_data, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderImages, "load", load)
+        with pytest.raises(CorpusError, match="3 of 28 images cannot be decoded"):
+            execute(config)
+        assert not (tmp_path / "features.safetensors").exists()
+        broken["train"] = []
+        with pytest.raises(CorpusError, match="3 of 20 images cannot be decoded"):
+            execute(config)
+        assert not (tmp_path / "validation").exists()
+    execute(config)
+    rows = content(tmp_path)["rows"]
+    assert [row["images"] for row in rows] == [4 * VAL] * len(rows)
+    assert len(rows) == len(content(finished)["rows"])
+
+
+def test_what_is_left_out_is_one_warning_and_fails_under_strict(
+    small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = copy_images(small_data, tmp_path)
+    (tmp_path / "train" / "blue" / "unfetched.jpg").symlink_to("nowhere")
+    (tmp_path / "val" / "red" / "\x1b[2J").symlink_to(tmp_path / "val" / "red")
+    strict = replace(config, runtime=replace(config.runtime, strict=True))
+    with pytest.raises(CorpusError, match=r"1 entries of .*train are left out: .*blue/unfetched\.jpg.*--strict makes"):
+        execute(strict)
+    assert not (tmp_path / "run").exists(), "nothing was written"
+    execute(config, until="vocabulary")
+    said = capsys.readouterr().err
+    assert "warning: 1 entries of" in said
+    assert "links that lead nowhere, 1 (blue/unfetched.jpg)\n" in said
+    assert "links to a folder that is read anyway, 1 (red/\\x1b[2J)\n" in said
+    assert "\x1b" not in said
+
+
 def test_one_class_and_no_decodable_image_are_refused(small_data: Path, tmp_path: Path) -> None:
     config = copy_images(small_data, tmp_path)
     for file in (tmp_path / "val").rglob("*.jpg"):
         file.write_text("not an image")
-    with pytest.raises(CorpusError, match=r"None of the images in .*val could be decoded"):
+    with pytest.raises(CorpusError, match=r"At least 4 of 20 images cannot be decoded, more than 10%.*000\.jpg"):
         execute(config)
     for file in (tmp_path / "train").rglob("*.jpg"):
         file.write_text("not an image")

@@ -1,5 +1,11 @@
 """Errors that the user's input causes. Each message is one sentence that a person can act on."""
 
+import re
+
+#: Characters that a terminal obeys or cannot show: controls except the tab, line separators, changes of the writing
+#: direction, and the surrogates that stand for bytes which are not UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class RediError(ValueError):
     """Base class of all errors in this module; the command line prints them as one line."""
@@ -41,3 +47,19 @@ def one_line(error: BaseException) -> str:
     """The type and the first line of an error that another library raised."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def printable(text: object) -> str:
+    """One line of text in which file and class names can neither move the cursor nor break the encoding.
+
+    A character that does not print appears as its escape: a bell is ``\\x07``, the byte 0xff of a name that is not
+    UTF-8 is ``\\xff``.
+    """
+    return _UNPRINTABLE.sub(_escaped, str(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # Python's stand-in for a single byte
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -21,7 +21,8 @@ from functools import partial
 
 import torch
 
-from redi.errors import ArtifactError, ImageError
+from redi.errors import ArtifactError, CorpusError, ImageError, printable
+from redi.images.labelled import describe_left_out
 from redi.records.outputs import require_own
 from redi.records.results import FILE, Results, read_results, write_results
 from redi.rows import SCORES
@@ -67,6 +68,7 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
         run = Run(config, ranks, device)
         if ranks.is_main:
             require_own(run.folder)
+        _report_left_out(run)
         with lock(run.folder) if writing and ranks.is_main else nullcontext():
             yield run
 
@@ -134,6 +136,15 @@ def _report_skipped(run: Run, results: Results) -> None:
                 raise ImageError(f"{reason} (--strict makes this an error)")
 
 
+def _report_left_out(run: Run) -> None:
+    """Warn about links, folders and files that were left out of the data; with --strict they are an error."""
+    for images in (run.training, run.validation):
+        if left_out := describe_left_out(images):
+            if run.config.runtime.strict:
+                raise CorpusError(f"{left_out} (--strict makes this an error)")
+            _say(run, f"warning: {left_out}")
+
+
 def _say(run: Run, text: str) -> None:
     if run.ranks.is_main:
         say(text)
@@ -151,8 +162,8 @@ def _warn_about_classes(run: Run) -> None:
 
 def _print_plan(run: Run) -> None:
     """Print each stage, 'done' or the passes it needs, and the disk space."""
-    print(f"run folder  {run.folder}")
-    print(f"backbone    {run.config.backbone} ({run.identity['backbone']})")
+    print(f"run folder  {printable(run.folder)}")
+    print(f"backbone    {printable(run.config.backbone)} ({run.identity['backbone']})")
     print(f"training    {len(run.training.labels)} images, {len(run.training.class_names)} classes")
     print(f"validation  {len(run.validation.labels)} images")
     done = True

@@ -243,15 +243,14 @@ class Catalogue:
         return isinstance(reducer, OneShot) and reducer.from_words is not None
 
     def with_words(self, centroids: Tensor, digest: str) -> "Catalogue":
-        """A copy in which the reducers that need a vocabulary have it."""
+        """A copy in which the reducers that need a vocabulary have it. Its digest joins that of a user's file."""
         fitted = {
             name: reducer.with_words(centroids)
             for name, reducer in self.reducers.items()
             if isinstance(reducer, OneShot) and reducer.from_words is not None
         }
-        return replace(
-            self, reducers={**self.reducers, **fitted}, digests={**self.digests, **dict.fromkeys(fitted, digest)}
-        )
+        digests = {name: self.digests.get(name, "") + digest for name in fitted}
+        return replace(self, reducers={**self.reducers, **fitted}, digests={**self.digests, **digests})
 
     def digest(self, variant: Variant) -> str:
         """Digest of a user's reducer, else empty. The digest of a user's scorer is in the key of its scores."""

@@ -68,6 +68,24 @@ def _stumble(inside, count):
     raise IndexError("here")
 
 stumbling = Progressive(_stumble, constant)
+
+def leaving_python(dense):
+    raise SystemExit(0)
+
+def undefined(dense):
+    return dense.patches.sum(dim=-1) * float("nan")
+
+def poisonous(dense):
+    for tensor in (dense.attention, dense.query, dense.key, dense.value, dense.patches):
+        tensor.fill_(7)
+    dense.indices.clear()
+    return dense.patches.new_ones(dense.patches.shape[:2]).cumsum(dim=1)
+
+def poisoned(patches, scores, budget, grid):
+    patches.fill_(7)
+    scores.zero_()
+    return first(patches, scores, budget, grid)
+
 greedy = Progressive(lambda inside, count: _leave(inside, 1), constant)
 
 def too_many(patches, scores, budget, grid):
@@ -277,20 +295,39 @@ def test_mistakes_are_one_line_and_lose_nothing(folder: Path, request_: dict[str
     [
         ("wrong_shape", r"scorer 'wrong_shape' failed: .*it must give \[4, 196\] scores"),
         ("failing", "reducer 'failing' failed: KeyError: 'nothing'"),
-        ("too_many", "reducer 'too_many' failed: .*it promised 102 tokens but returned 196"),
+        ("too_many", "reducer 'too_many' failed: it must return 102 tokens, not 196"),
         ("stumbling", "reducer 'stumbling' failed: IndexError: here"),
-        ("greedy", "the reducer left 1 tokens, not the"),
+        ("greedy", r"reducer 'greedy' failed: it must return \d+ tokens, not 1"),
+        ("leaving_python", "scorer 'leaving_python' failed: SystemExit: 0"),
+        ("undefined", "scorer 'undefined' failed: its scores are not all finite"),
     ],
 )
 def test_what_a_users_function_does_wrong_is_said(folder: Path, plugin: Path, name: str, message: str) -> None:
     own = f"{plugin}:{name}"
     asked: dict[str, Any] = {"scorers": ["mass"], "reducers": [own], "keeps": [0.8]}
-    if name == "wrong_shape":
-        asked = {"scorers": [own]}
+    if name in ("wrong_shape", "leaving_python", "undefined"):
+        asked = {"scorers": [own, "col_l2"]}
     if name == "too_many":
         del asked["keeps"]
+    before = sorted(folder.rglob("*.safetensors"))
     with pytest.raises(InvalidInput, match=message):
         ask(folder, **asked)
+    after = [file for file in sorted(folder.rglob("*.safetensors")) if "partial" not in file.parts]
+    assert after == before, "nothing was stored"
+
+
+def test_a_users_functions_cannot_change_the_rows_beside_them(folder: Path, plugin: Path, tmp_path: Path) -> None:
+    """The package's own rows are bit for bit those of a comparison without the user's functions."""
+    names = ("scores/col_l2", "scores/feature_norm", "predictions/probe/mass~prune", "predictions/probe/col_l2~prune")
+    shutil.copytree(folder, tmp_path / "alone")
+    ask(tmp_path / "alone", scorers=["col_l2", "feature_norm", "mass"], reducers=["prune"])
+    scorers = [f"{plugin}:poisonous", "col_l2", "feature_norm", "mass"]
+    ask(folder, scorers=scorers, reducers=[f"{plugin}:poisoned", "prune"])
+    for name in names:
+        alone, beside = (
+            artifacts.load(run / f"{name}.safetensors")[1]["digest"] for run in (tmp_path / "alone", folder)
+        )
+        assert alone == beside, name
 
 
 def test_a_stopped_comparison_goes_on_where_it_was(

@@ -160,7 +160,7 @@ def test_too_few_or_too_damaged_images_are_refused(headed: Path, pictures: Path,
         tune(small(headed, tmp_path))
     for number in range(30):
         (tmp_path / f"broken{number}.png").write_bytes(b"no picture")
-    with pytest.raises(CorpusError, match="damaged"):
+    with pytest.raises(CorpusError, match="30 of 40 images cannot be decoded, more than 10%"):
         tune(small(headed, tmp_path))
 
 
@@ -174,6 +174,16 @@ def test_damaged_images_are_missing_from_every_part(headed: Path, pictures: Path
     # Two of the 32 chosen images are damaged.
     drawn = load_sample(Damaged(pictures / "flat"), load_backbone(headed), 40, 8)
     assert [len(part.pixels) for part in (drawn.calibration, drawn.check)] == [22, 8]
+
+
+def test_what_a_folder_leaves_out_is_said(
+    headed: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (pictures / "flat").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "unfetched.png").symlink_to("nowhere")
+    load_sample(open_pictures(str(tmp_path)), load_backbone(headed), 40, 8)
+    assert "left out: links that lead nowhere, 1 (unfetched.png)" in capsys.readouterr().err
 
 
 def test_a_folder_is_flat_only_if_nothing_else_is_in_it(pictures: Path, tmp_path: Path) -> None:

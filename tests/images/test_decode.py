@@ -1,15 +1,17 @@
 """Odd image files: converted where a person would expect it, refused in one sentence otherwise."""
 
+import os
 import random
 from math import isqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from redi.errors import ImageError
 from redi.images import MAX_PIXELS, load_image, to_rgb
+from redi.images.decode import FORMATS, MAX_BYTES
 
 
 def pixel(path: Path) -> tuple[int, ...]:
@@ -91,6 +93,38 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
         load_image(tmp_path / "missing.jpg")
     with pytest.raises(ImageError, match="is a folder"):
         load_image(tmp_path)
+
+
+def test_a_format_that_starts_another_program_is_not_decoded_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *inputs: started.append(inputs))
+    for file in (tmp_path / "image.eps", tmp_path / "image.jpg"):
+        Image.new("RGB", (8, 6)).save(file, "EPS")
+        for given in (file, file.read_bytes()):
+            with pytest.raises(ImageError, match="is not an image in one of the formats JPEG, PNG"):
+                load_image(given)
+    assert not started
+
+
+def test_every_format_is_one_of_pillows() -> None:
+    Image.init()
+    assert set(FORMATS) - {"AVIF"} <= set(Image.OPEN)
+
+
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for file in (tmp_path / "pipe.jpg", Path("/dev/zero")):
+        with pytest.raises(ImageError, match="is not a regular file"):
+            load_image(file)
+
+
+def test_a_file_that_is_too_large_to_read_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # a hole
+    with pytest.raises(ImageError, match=r"huge\.jpg has 268,435,457 bytes, more than"):
+        load_image(tmp_path / "huge.jpg")
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -1,6 +1,7 @@
 """Labelled images from folders, Hugging Face datasets and webdataset shards."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from PIL import Image
 
 from redi.errors import CorpusError, ImageError
 from redi.images import FolderImages, open_images, relabel
-from redi.images.shards import MAX_MEMBER
+from redi.images.decode import MAX_BYTES
+from redi.images.labelled import describe_left_out
 
 
 def picture(colour: str = "red") -> bytes:
@@ -124,9 +126,50 @@ def test_bad_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "w.tar").write_bytes(whole[:1700])
     with pytest.raises(CorpusError, match="not a readable tar"):
         open_images(str(tmp_path / "w.tar"))
-    claim_size(tmp_path / "z.tar", MAX_MEMBER + 1)
+    claim_size(tmp_path / "z.tar", MAX_BYTES + 1)
     with pytest.raises(ImageError, match="has 268,435,457 bytes, more than the 268,435,456"):
         open_images(str(tmp_path / "z.tar")).load(0)
+
+
+@pytest.mark.parametrize("label", [b"999999", b"1" * 17, b"9" * 900])
+def test_a_class_number_far_beyond_the_images_is_refused(tmp_path: Path, label: bytes) -> None:
+    write_shard(tmp_path / "x.tar", [("1.png", picture()), ("1.cls", label), ("2.png", picture()), ("2.cls", b"0")])
+    with pytest.raises(CorpusError, match="labels are class numbers"):
+        open_images(str(tmp_path))
+
+
+def test_a_few_images_of_a_large_data_set_keep_their_class_numbers(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", [("1.png", picture()), ("1.cls", b"21840")])
+    assert len(open_images(str(tmp_path)).class_names) == 21841
+
+
+def test_links_inside_a_shard_are_named_and_nothing_outside_is_read(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(picture())
+    write_shard(tmp_path / "x.tar", [("../1.png", picture("blue")), ("../1.cls", b"0")])
+    with tarfile.open(tmp_path / "x.tar", "a") as file:
+        for name, kind in (("2.png", tarfile.SYMTYPE), ("3.jpg", tarfile.LNKTYPE), ("4.txt", tarfile.SYMTYPE)):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, str(tmp_path / "secret.png")
+            file.addfile(link)
+    images = open_images(str(tmp_path / "x.tar"))
+    assert len(images.labels) == 1
+    assert images.load(0).getpixel((0, 0)) == (0, 0, 255)
+    assert describe_left_out(images).endswith("links inside a tar file, 2 (x.tar/2.png, x.tar/3.jpg)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.png", "x.tar"]
+
+
+def test_a_shard_that_is_a_pipe_or_a_folder_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.tar").mkdir()
+    for where in (tmp_path / "pipe.tar", tmp_path, tmp_path / "folder"):
+        with pytest.raises(CorpusError, match="is not a tar file, but a folder, a pipe or a broken link"):
+            open_images(str(where))
+
+
+def test_an_address_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(CorpusError):
+        open_images("data\0*")
 
 
 def test_a_dataset_on_disk(tmp_path: Path) -> None:

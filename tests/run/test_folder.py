@@ -34,6 +34,23 @@ def test_a_run_of_other_data_or_another_backbone_is_refused(small_data: Path, fi
     assert content(finished) == before
 
 
+def test_moved_data_are_the_same_and_a_replaced_image_of_equal_size_is_not(
+    small_data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.copytree(small_data / "val", tmp_path / "moved", copy_function=shutil.copyfile)  # with other times
+    config = replace(small_config(small_data, tmp_path / "run"), val=str(tmp_path / "moved"))
+    execute(config)
+    said = capsys.readouterr().err
+    assert all(f"{stage.name}: already done" in said for stage in STAGES)
+    image = tmp_path / "moved" / "red" / "002.jpg"
+    changed = bytearray(image.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    image.write_bytes(changed)
+    with pytest.raises(ArtifactError, match=r"another validation set than this command names, or its content has"):
+        execute(config)
+
+
 def test_a_second_run_in_the_same_folder_is_refused(small_data: Path, tmp_path: Path) -> None:
     with lock(tmp_path):
         done = script(small_data, tmp_path)

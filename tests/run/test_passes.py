@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redi.errors import ArtifactError, ImageError
+from redi.errors import ArtifactError, CorpusError, ImageError
 from redi.images.loader import Batch
 from redi.run.config import RuntimeConfig
 from redi.run.distributed import Ranks
@@ -156,6 +156,33 @@ def test_some_images_in_any_order_are_sorted_by_their_index(tmp_path: Path) -> N
     assert source.loaded == chosen
 
 
+def test_a_pass_over_damaged_data_stops_early_and_tries_again_next_time(tmp_path: Path) -> None:
+    source = Numbers(40, broken=(*range(4), 20))
+    with pytest.raises(CorpusError, match=r"5 of 40 images cannot be decoded, more than 10%, e\.g\.: 0 is broken"):
+        run(tmp_path, squares(source))
+    assert source.loaded == list(range(22)), "it stops as soon as it is certain"
+    check(run(tmp_path, squares(Numbers(40))), range(40))
+
+
+def test_damage_that_several_processes_find_is_added_up(tmp_path: Path) -> None:
+    """Each half of the chunks is damaged a little; together it is too much."""
+    settings = replace(SETTINGS, chunk=2)
+    source = Numbers(20, broken=(0, 2, 4))
+    barrier, decision = Barrier(2), list[Any]()
+    runners = [PassRunner(tmp_path, Threads(rank, 2, barrier, decision), settings) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        main, other = (pool.submit(runner.run, squares(source), KEY) for runner in runners)
+        with pytest.raises(CorpusError, match="3 of 20 images"):
+            main.result()
+        assert other.result() is None
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_some_of_the_images_may_be_damaged_more(tmp_path: Path) -> None:
+    """A sample of a data set says little about it."""
+    check(run(tmp_path, squares(Numbers(40, broken=(3, 4)), [3, 4, 5])), [5])
+
+
 def test_a_pass_without_images_has_an_empty_outcome(tmp_path: Path) -> None:
     outcome = run(tmp_path, squares(Numbers(10), []))
     assert outcome.indices == []
@@ -164,9 +191,9 @@ def test_a_pass_without_images_has_an_empty_outcome(tmp_path: Path) -> None:
 
 
 def test_images_that_cannot_be_decoded_are_listed_and_left_out(tmp_path: Path) -> None:
-    source = Numbers(10, broken=(6, 1, 4, 5))  # 4 and 5 are a whole batch
+    source = Numbers(40, broken=(6, 1, 4, 5))  # 4 and 5 are a whole batch
     outcome = run(tmp_path, squares(source))
-    check(outcome, [0, 2, 3, 7, 8, 9])
+    check(outcome, [0, 2, 3, *range(7, 40)])
     assert outcome.skipped == [(index, f"{index} is broken.") for index in (1, 4, 5, 6)]
     with pytest.raises(ImageError, match=r"1 is broken\. \(--strict stops at the first unreadable image\)"):
         run(tmp_path / "strict", squares(source), replace(SETTINGS, strict=True))

@@ -10,7 +10,7 @@ from contextlib import suppress
 import typer
 
 from redi.cli.app import app
-from redi.errors import RediError
+from redi.errors import RediError, printable
 
 # Help lists the commands in the order in which they are imported.
 from redi.cli import protocol  # isort: skip
@@ -29,7 +29,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # so that a full disk under it is noticed here
     except RediError as error:
-        typer.echo(f"redi: {error}", err=True)
+        typer.echo(f"redi: {printable(error)}", err=True)
         sys.exit(1)
     except OSError as error:
         with suppress(OSError, ValueError):  # what is left in the buffer must not fail again when Python ends

@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from redi.errors import printable
+
 app = typer.Typer(
     name="redi",
     help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
@@ -16,6 +18,11 @@ app = typer.Typer(
 )
 
 CONTINUES = "stopped; run the same command again to continue."
+
+
+def echo(text: str) -> None:
+    """Print a line that may hold names of files."""
+    typer.echo(printable(text))
 
 
 def given(changes: dict[str, Any]) -> dict[str, Any]:

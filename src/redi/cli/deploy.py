@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from redi.cli import options
-from redi.cli.app import app, given, interruptible
+from redi.cli.app import app, echo, given, interruptible
 from redi.cli.options import option
 
 Model = Annotated[str, typer.Argument(help="Hub name, timm:name or folder of a checkpoint.", metavar="MODEL")]
@@ -79,7 +79,7 @@ def tune(
     written = tuned.write(out)
     draw_curve(tuned, out / "curve.png")
     for path in (*written, out / "curve.png"):
-        typer.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 @app.command()
@@ -111,8 +111,8 @@ def export(
     faster = accelerate(backbone, cost, setting)
     exported = write(faster, out, example_pixels(backbone.preprocessing, batch, image))
     shape = "x".join(map(str, exported.inputs))
-    typer.echo(
+    echo(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "
         f"{', '.join(exported.outputs)}, cost {faster.cost():.3f}"
     )
-    typer.echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")
+    echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from redi.cli import options
-from redi.cli.app import app
+from redi.cli.app import app, echo
 from redi.cli.options import option
 
 
@@ -19,7 +19,7 @@ def report(run: options.Folder, names: options.Names = None) -> None:
     """
     from redi.report.build import build_report
 
-    typer.echo(f"report: {build_report(run, names)}")
+    echo(f"report: {build_report(run, names)}")
 
 
 @app.command()
@@ -36,7 +36,7 @@ def figures(
     from redi.report.figures import write_figures
 
     for path in write_figures(run, image, score, names):
-        typer.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 @app.command()
@@ -74,4 +74,4 @@ def inspect(
     else:
         explained = inspect_in_run(image, run, class_, device, names)
     print_inspection(explained, score or MAIN_ROW)
-    typer.echo(f"picture: {write_picture(explained, score or MAIN_ROW, out)}")
+    echo(f"picture: {write_picture(explained, score or MAIN_ROW, out)}")

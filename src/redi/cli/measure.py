@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from redi.cli import options
-from redi.cli.app import app, given, interruptible
+from redi.cli.app import app, echo, given, interruptible
 from redi.cli.options import option
 
 Studies = Annotated[
@@ -72,7 +70,7 @@ def compare(
         bundle = measure(config, studies, request, against, dry_run)
     if bundle is not None:
         for path in publish(run, bundle):
-            typer.echo(f"written: {path}")
+            echo(f"written: {path}")
 
 
 Batches = Annotated[list[int] | None, option("Images per call (1, 8 and 32; on a GPU also 64 and 128).")]
@@ -127,7 +125,7 @@ def bench(
     with interruptible(f"stopped; the finished groups are in {out}."):
         result = run_bench(config, save=lambda so_far: write_bench(out, so_far))
     print_bench(result)
-    typer.echo(f"records: {out}")
+    echo(f"records: {out}")
 
 
 @app.command()
@@ -178,4 +176,4 @@ def diagnose(
     with interruptible():
         diagnosis = measure(overlay(base, given(changes), "options"), backbone, dry_run)
     if diagnosis is not None:
-        typer.echo(f"written: {publish(Path(out).expanduser(), diagnosis)}")
+        echo(f"written: {publish(Path(out).expanduser(), diagnosis)}")

@@ -8,7 +8,7 @@ import typer
 
 from redi import __version__
 from redi.cli import options
-from redi.cli.app import app, given, interruptible
+from redi.cli.app import app, echo, given, interruptible
 from redi.cli.options import option
 from redi.stages import HELP
 
@@ -55,7 +55,9 @@ def _run_command(until: str) -> Callable[..., None]:
         workers: options.Workers = None,
         threads: options.Threads = None,
         cache: options.Cache = None,
-        strict: Annotated[bool | None, option("Stop at an image that cannot be decoded.", "--strict")] = None,
+        strict: Annotated[
+            bool | None, option("Stop at an image, link or folder that cannot be read.", "--strict")
+        ] = None,
         dry_run: options.DryRun = False,
     ) -> None:
         _execute({name: value for name, value in locals().items() if name != "until"}, until)
@@ -92,8 +94,8 @@ def _execute(values: dict[str, Any], until: str) -> None:
         results = execute(config, until, dry_run)
     if results is not None:
         print_tables(results)
-        typer.echo(f"results: {Path(config.out) / 'results.json'}")
-        typer.echo(f"Next: redi report {config.out}, redi compare {config.out}")
+        echo(f"results: {Path(config.out) / 'results.json'}")
+        echo(f"Next: redi report {config.out}, redi compare {config.out}")
 
 
 app.command(

@@ -7,21 +7,18 @@ or a configuration file cannot name a file.
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from redi.attention import ATTENTION_SCORES
-from redi.budget import Budget
 from redi.compare.grid import Request
+from redi.compare.guards import guarded_reducer, guarded_scorer
 from redi.corpus import LABEL_SOURCES, TERMS
-from redi.errors import ConfigError, InvalidInput, one_line
-from redi.grid import Grid
-from redi.reduction import REDUCERS, OneShot, Progressive, Reducer, Reduction
+from redi.errors import ConfigError, one_line
+from redi.reduction import REDUCERS, OneShot, Progressive
 from redi.rows import DENSE, Catalogue
 from redi.scorers import SCORERS
 
@@ -108,32 +105,6 @@ def extended_catalogue(
             raise ConfigError(f"{name!r} is a name of the package's own: rename your function.")
     if both := set(scorers) & set(reducers):
         raise ConfigError(f"{min(both)!r} is both a scorer and a reducer: rename one of the two.")
-    wrapped = {name: guarded(name, value) for name, value in reducers.items()}
-    return Catalogue({**SCORERS, **scorers}, {**REDUCERS, **wrapped}, digests)
-
-
-def guarded(name: str, value: Any) -> Reducer:
-    """A user's reducer, each of whose errors becomes a message of one line."""
-
-    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            try:
-                return function(*arguments)
-            except Exception as error:  # whatever the user's code raises
-                raise InvalidInput(f"The reducer {name!r} failed: {one_line(error)}") from error
-
-        return call
-
-    if isinstance(value, Progressive):
-        return replace(value, step=guard(value.step), schedule=guard(value.schedule), products=guard(value.products))
-    one_shot = value if isinstance(value, OneShot) else OneShot(value)
-    tokens = guard(one_shot.tokens)
-
-    def reduce(patches: Tensor, scores: Tensor, budget: Budget, grid: Grid) -> Reduction:
-        reduction: Reduction = one_shot.reduce(patches, scores, budget, grid)
-        promised, returned = tokens(budget, grid), reduction.tokens.shape[1]
-        if returned != promised:
-            raise InvalidInput(f"it promised {promised} tokens but returned {returned}")
-        return reduction
-
-    return replace(one_shot, reduce=guard(reduce), tokens=tokens, products=guard(one_shot.products))
+    wrapped_scorers = {name: guarded_scorer(name, function) for name, function in scorers.items()}
+    wrapped_reducers = {name: guarded_reducer(name, value) for name, value in reducers.items()}
+    return Catalogue({**SCORERS, **wrapped_scorers}, {**REDUCERS, **wrapped_reducers}, digests)

@@ -35,5 +35,5 @@ def mean_coverage(
     scores: dict[str, Tensor], masks: list[Path], shorter: int, size: int, grid: Grid, budget: Budget
 ) -> dict[str, float]:
     """Mean coverage per score over the images, in percent."""
-    share = torch.stack([object_share(Image.open(mask), shorter, size, grid) for mask in masks])
+    share = torch.stack([object_share(Image.open(mask, formats=("PNG",)), shorter, size, grid) for mask in masks])
     return {name: 100 * float(kept_coverage(values.float(), share, budget).mean()) for name, values in scores.items()}

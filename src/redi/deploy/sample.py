@@ -12,6 +12,7 @@ from redi.deploy.readout import Pixels
 from redi.errors import ConfigError, CorpusError
 from redi.images import LabelledImages
 from redi.images.classes import head_classes
+from redi.images.labelled import describe_left_out, refuse_damage
 from redi.images.loader import ViewDataset
 from redi.records.tuning import FEWEST
 from redi.run.progress import say, track
@@ -46,6 +47,8 @@ def load_sample(
 
     If there are few images, half of them are kept for the check.
     """
+    if left_out := describe_left_out(images):
+        say(f"  warning: {left_out}")
     total, bank = len(images.labels), calibration if backbone.head is None else 0
     seen = min(calibration + bank, total // 2)  # images of the bank and the calibration
     count = seen + min(check, total - seen)
@@ -87,17 +90,16 @@ def _usable_labels(
 
 def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixels, list[int]]:
     plan = [chosen[start : start + 32] for start in range(0, len(chosen), 32)]
-    pixels, kept, skipped = [], [], 0
+    pixels, kept, skipped = [], [], list[tuple[int, str]]()
     with track("images", len(chosen)) as advance:
         for batch in dataset.batches(plan, workers):
             pixels.append(batch.pixels[:, 0])
             kept += batch.indices
-            skipped += len(batch.skipped)
+            skipped += batch.skipped
             advance(len(batch.indices) + len(batch.skipped))
     if skipped:
-        say(f"  {skipped} images cannot be decoded and are left out")
-    if len(kept) < 0.9 * len(chosen):
-        raise CorpusError(f"{skipped} of {len(chosen)} images of {dataset.images.name} are damaged, more than 10 %.")
+        refuse_damage(len(skipped), len(chosen), skipped[0][1])
+        say(f"  {len(skipped)} images cannot be decoded and are left out")
     return torch.cat(pixels), kept
 
 

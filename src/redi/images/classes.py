@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from redi.errors import ConfigError
+from redi.errors import ConfigError, printable
 
 
 def head_classes(folders: Sequence[str], head: Sequence[str], class_map: Path | None = None) -> tuple[list[int], str]:
@@ -44,7 +44,11 @@ def head_classes(folders: Sequence[str], head: Sequence[str], class_map: Path | 
 
 
 def class_titles(folders: Sequence[str], head: Sequence[str], columns: Sequence[int], names: Path | None) -> list[str]:
-    """Titles of the classes from a file of names, from the checkpoint's head, or from the folders."""
+    """Titles of the classes from a file of names, from the checkpoint's head, or from the folders; all can be shown."""
+    return [printable(title) for title in _titles(folders, head, columns, names)]
+
+
+def _titles(folders: Sequence[str], head: Sequence[str], columns: Sequence[int], names: Path | None) -> list[str]:
     if names is None:
         return [head[column] for column in columns] if columns else list(folders)
     try:

@@ -22,7 +22,7 @@ def to_jpeg(pixels: UInt8[Tensor, "channels height width"]) -> bytes:
 
 
 def from_jpeg(content: bytes) -> UInt8[Tensor, "channels height width"]:
-    with Image.open(BytesIO(content)) as picture:
+    with Image.open(BytesIO(content), formats=("JPEG",)) as picture:
         return to_bytes(picture.convert("RGB"))
 
 

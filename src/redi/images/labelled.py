@@ -5,7 +5,7 @@ chunks, seeds and skipped images mean the same in every run.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from PIL import Image
@@ -13,6 +13,10 @@ from PIL import Image
 from redi.errors import CorpusError
 
 SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm .jp2 .avif".split())
+#: Share of a data set's images beyond which damage is no accident, and the work stops.
+MOST_DAMAGED = 0.1
+#: Class numbers may reach this many, or the number of images if there are more. A table has a row for every class.
+MOST_CLASSES = 30_000
 
 
 @runtime_checkable
@@ -28,6 +32,11 @@ class LabelledImages(Protocol):
     @property
     def labels(self) -> Sequence[int]: ...
 
+    @property
+    def left_out(self) -> Mapping[str, Sequence[str]]:
+        """Names of entries that look like images or folders of images but cannot be read, by the reason."""
+        ...
+
     def load(self, index: int) -> Image.Image:
         """Return upright RGB; raise a :class:`redi.errors.ImageError` if the image cannot be decoded."""
         ...
@@ -35,7 +44,11 @@ class LabelledImages(Protocol):
     def image_name(self, index: int) -> str: ...
 
     def fingerprint(self) -> str:
-        """A digest that changes when images are added, removed, renamed or replaced by files of another size."""
+        """A digest that changes when images are added, removed, renamed, relabelled or replaced.
+
+        It compares three pieces of every image, and whole images of uncompressed formats (see
+        :mod:`redi.images.samples`). It does not depend on where the images lie or on their modification times.
+        """
         ...
 
 
@@ -48,6 +61,7 @@ class Relabelled:
         self.name = images.name
         self.class_names = class_names
         self.labels = [label_of[images.class_names[label]] for label in images.labels]
+        self.left_out = images.left_out
         self.load = images.load
         self.image_name = images.image_name
         self.fingerprint = images.fingerprint
@@ -63,6 +77,38 @@ def relabel(validation: LabelledImages, training: LabelledImages) -> LabelledIma
             f"The classes of {validation.name} must be among those of {training.name}."
         )
     return Relabelled(validation, training.class_names)
+
+
+def numbered_classes(labels: Sequence[int], name: str) -> list[str]:
+    """The names of classes that have only numbers: "0", "1" and so on, up to the highest label."""
+    highest = max(labels, default=-1)
+    limit = max(MOST_CLASSES, len(labels))
+    if highest >= limit:
+        raise CorpusError(
+            f"{name} has a label of {highest:,} among {len(labels):,} images: labels are class numbers that count "
+            f"from 0, here below {limit:,}."
+        )
+    return [str(number) for number in range(highest + 1)]
+
+
+def describe_left_out(images: LabelledImages) -> str:
+    """One line that counts and names what was left out; empty if there is nothing."""
+    reasons = {reason: names for reason, names in images.left_out.items() if names}
+    if not reasons:
+        return ""
+    parts = [
+        f"{reason}, {len(names)} ({', '.join(sorted(names)[:3])}{', ...' if len(names) > 3 else ''})"
+        for reason, names in reasons.items()
+    ]
+    return f"{sum(map(len, reasons.values()))} entries of {images.name} are left out: {'; '.join(parts)}"
+
+
+def refuse_damage(damaged: int, total: int, example: str) -> None:
+    """Stop if more than a tenth of the images cannot be decoded; ``example`` says why one of them cannot."""
+    if damaged > MOST_DAMAGED * total:
+        raise CorpusError(
+            f"At least {damaged} of {total} images cannot be decoded, more than {MOST_DAMAGED:.0%}, e.g.: {example}"
+        )
 
 
 def digest_lines(lines: Sequence[str]) -> str:

@@ -4,18 +4,25 @@ Shards are sorted by name, and images keep the order of their members. The heade
 image; after that, loading an image takes one seek and one read. Nothing is extracted.
 """
 
+import os
 import tarfile
 from glob import glob
+from itertools import groupby
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from PIL import Image
 
 from redi.errors import CorpusError, ImageError
-from redi.images.decode import load_image
-from redi.images.labelled import SUFFIXES, digest_lines
+from redi.images.decode import MAX_BYTES, load_image
+from redi.images.labelled import SUFFIXES, digest_lines, numbered_classes
+from redi.images.samples import sample
 
-#: Size of the largest member that is read, in bytes. A header may claim any size.
-MAX_MEMBER = 256 * 2**20
+#: Number of the shard, name of the member, and its offset and size in bytes.
+Place = tuple[int, str, int, int]
+LINKS = "links inside a tar file"
+#: Digits of the longest class number. Longer ones are no class numbers either.
+MAX_DIGITS = 18
 
 
 class ShardImages:
@@ -24,18 +31,21 @@ class ShardImages:
     def __init__(self, shards: list[Path], name: str) -> None:
         self.name = name
         self.shards = shards
-        self.places: list[tuple[int, str, int, int]] = []  # shard, member, offset, size
+        self.places: list[Place] = []
         texts: list[str] = []  # labels as they are written
+        self.left_out: dict[str, list[str]] = {LINKS: []}
         for number, shard in enumerate(shards):
-            for image, label in _pairs(shard):
+            pairs, links = _pairs(shard)
+            self.left_out[LINKS] += links
+            for image, label in pairs:
                 self.places.append((number, image.name, image.offset_data, image.size))
                 texts.append(label)
         self._texts = texts
-        if any(label.isdecimal() and len(label) > 6 for label in texts):
-            raise CorpusError(f"{name} has class numbers with more than six digits.")
         if all(label.isdecimal() for label in texts):
+            if (longest := max(map(len, texts), default=0)) > MAX_DIGITS:
+                raise CorpusError(f"{name} has a label with {longest} digits: labels are class numbers.")
             self.labels: list[int] = [int(label) for label in texts]
-            self.class_names: list[str] = [str(k) for k in range(max(self.labels, default=-1) + 1)]
+            self.class_names: list[str] = numbered_classes(self.labels, name)
         else:
             self.class_names = sorted(set(texts))
             number_of = {label: k for k, label in enumerate(self.class_names)}
@@ -46,13 +56,15 @@ class ShardImages:
         shards = sorted(Path(match) for match in glob(str(pattern)))
         if not shards:
             raise CorpusError(f"No shard matches {pattern}.")
+        if other := [shard for shard in shards if not shard.is_file()]:
+            raise CorpusError(f"{other[0]} is not a tar file, but a folder, a pipe or a broken link.")
         return cls(shards, str(pattern))
 
     def load(self, index: int) -> Image.Image:
         number, _, offset, size = self.places[index]
         name = self.image_name(index)
-        if size > MAX_MEMBER:
-            raise ImageError(f"{name} has {size:,} bytes, more than the {MAX_MEMBER:,} that are allowed.")
+        if size > MAX_BYTES:
+            raise ImageError(f"{name} has {size:,} bytes, more than the {MAX_BYTES:,} that are allowed.")
         with self.shards[number].open("rb") as file:
             file.seek(offset)
             return load_image(file.read(size), name)
@@ -62,14 +74,26 @@ class ShardImages:
         return f"{self.shards[number].name}/{member}"
 
     def fingerprint(self) -> str:
-        shards = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
+        lines = [shard.name for shard in self.shards]
         images = zip(self.places, self._texts, strict=True)
-        return digest_lines([*shards, "", *(f"{p[1]} {p[3]} {label}" for p, label in images)])
+        for number, members in groupby(images, key=lambda image: image[0][0]):
+            try:
+                with self.shards[number].open("rb") as file:
+                    lines += [f"{place[1]} {_digest(file, place)} {label}" for place, label in members]
+            except OSError as error:
+                raise CorpusError(f"{self.shards[number]} cannot be read: {error.strerror}.") from None
+        return digest_lines(lines)
 
 
-def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
-    """The image member and the label of every key of a shard, in the order of the images."""
+def _digest(shard: BinaryIO, place: Place) -> str:
+    _, _, offset, size = place
+    return sample(lambda start, length: os.pread(shard.fileno(), length, offset + start), size)
+
+
+def _pairs(shard: Path) -> tuple[list[tuple[tarfile.TarInfo, str]], list[str]]:
+    """The image member and the label of every key of a shard, in the order of the images; and images that are links."""
     images: dict[str, tarfile.TarInfo] = {}
+    links: list[str] = []
     labels: dict[str, str] = {}
     try:
         with tarfile.open(shard, "r:") as file:
@@ -77,6 +101,8 @@ def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
                 path = PurePosixPath(member.name)
                 key = str(path.with_suffix(""))
                 if not member.isfile():
+                    if (member.issym() or member.islnk()) and path.suffix.lower() in SUFFIXES:
+                        links.append(f"{shard.name}/{member.name}")
                     continue
                 if path.suffix.lower() in SUFFIXES:
                     images[key] = member
@@ -93,4 +119,4 @@ def _pairs(shard: Path) -> list[tuple[tarfile.TarInfo, str]]:
         raise CorpusError(f"{shard} is not a readable tar file: {error}.") from error
     if unlabelled := [key for key in images if key not in labels]:
         raise CorpusError(f"{shard} has no label (.cls) for {unlabelled[0]}.")
-    return [(member, labels[key]) for key, member in images.items()]
+    return [(member, labels[key]) for key, member in images.items()], links

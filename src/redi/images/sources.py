@@ -19,7 +19,9 @@ def open_images(where: str) -> LabelledImages:
         return _not_empty(hub_images(where.removeprefix("hf:")))
     try:
         return _open_path(where, Path(where).expanduser())
-    except (OSError, RuntimeError) as error:  # no permission, no such user in ~user
+    except CorpusError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, no such user in ~user, a zero byte
         raise CorpusError(f"{where} cannot be read: {error}.") from None
 
 

@@ -15,11 +15,6 @@ from redi.tfidf import weigh_words
 from redi.views import View, align_views
 
 
-def printable(name: str) -> str:
-    """A file name that can be printed and drawn even if its bytes are not UTF-8."""
-    return name.encode("utf-8", errors="replace").decode("utf-8")
-
-
 @dataclass(frozen=True)
 class Fate:
     """Where the patches of an image go under one score."""

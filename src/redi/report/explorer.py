@@ -9,10 +9,11 @@ from torch import Tensor
 from redi.budget import Budget
 from redi.corpus import TRUE_CLASS
 from redi.cost import Geometry
+from redi.errors import printable
 from redi.images.classes import class_titles
 from redi.images.jpeg import Packed, from_jpeg
 from redi.records import artifacts
-from redi.records.explained import Explained, Fate, Guess, corpus_steps, printable
+from redi.records.explained import Explained, Fate, Guess, corpus_steps
 from redi.records.reading import build
 from redi.rows import DENSE, SCORES, Score
 from redi.views import View, stored_views

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from redi.records.explained import Explained
 from redi.records.outputs import PICTURE_SUFFIXES, require_file
 from redi.report.pictures import draw_attention, draw_overview
-from redi.report.sheets import Sheet, print_sheet
+from redi.report.sheets import Sheet, escape, print_sheet
 from redi.rows import DENSE, Score
 
 WHOSE = {"given": "the class you gave", "predicted": "which the dense pass ranks first among the run's classes"}
@@ -27,7 +26,7 @@ def print_inspection(image: Explained, score: str, console: Console | None = Non
     console = console or Console()
     if image.looked_up:
         whose = WHOSE[image.label_source]
-        console.print(escape(f"{image.name}: TF-IDF of {image.looked_up!r}, {whose}.\n"))
+        console.print(escape(f"{image.name}: TF-IDF of {image.looked_up!r}, {whose}."), end="\n\n")
     print_sheet(score_sheet(image), console)
     if image.guesses:
         print_sheet(answer_sheet(image, score if image.looked_up else next(iter(image.scores))), console)

@@ -6,9 +6,11 @@ from html import escape as escape_html
 
 from rich.box import Box
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
+
+from redi.errors import printable
 
 #: The label of rows and columns that the paper's table does not have.
 ADDED = "Added here"
@@ -53,6 +55,11 @@ class Sheet:
         yield "", range(border)
         if border < len(self.rows):
             yield ADDED, range(border, len(self.rows))
+
+
+def escape(text: str) -> str:
+    """A text of the user's data, ready to be printed on a terminal: no markup, no control characters."""
+    return escape_markup(printable(text))
 
 
 def plain_table(title: str, columns: Sequence[str]) -> Table:

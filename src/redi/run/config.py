@@ -81,7 +81,7 @@ class RuntimeConfig:
     batch_size: int = 32
     workers: int = 2  # processes that decode images ahead
     threads: int = 0  # CPU threads of torch; 0 means torch's own choice
-    strict: bool = False  # stop at an image that cannot be decoded instead of skipping it
+    strict: bool = False  # stop at an image, link or folder that cannot be read instead of leaving it out
     cache: str = "none"  # fp16 keeps patch features on disk, so that later passes skip the backbone
     chunk: int = 256  # images per chunk, the unit of work that a killed run may lose
     save_every: float = 5.0  # seconds between two saves of finished work
@@ -113,6 +113,8 @@ class RunConfig:
                 raise ConfigError(f"--{name} is missing (or `{name}` in the configuration file).")
             if "\0" in getattr(self, name):
                 raise ConfigError(f"--{name} must not contain a null character.")
+        for name in ("backbone", "train", "val", "out", "revision", "class_map"):
+            _encodable(name, getattr(self, name))
         _choice("classifier", self.classifier, CLASSIFIERS)
         _choice("features", self.probe.features, FEATURES)
         _choice("resize", self.resize, ("", *FILTERS))
@@ -210,6 +212,14 @@ def _numbers(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}{name}", value
+
+
+def _encodable(name: str, value: str) -> None:
+    """TOML is UTF-8, so a configuration cannot hold other bytes. Files inside a data set may have any name."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {value!r}, which is not UTF-8: rename it, or make a link to it.") from None
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:

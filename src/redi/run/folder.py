@@ -196,4 +196,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 def _foreign(path: Path, part: str) -> str:
     names = {"backbone": "backbone", "train": "training set", "val": "validation set"}
-    return f"{path} belongs to another {names[part]} than this command names: choose another --out."
+    return (
+        f"{path} belongs to another {names[part]} than this command names, or its content has changed since: choose "
+        "another --out."
+    )

@@ -18,8 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from redi.errors import ArtifactError, ImageError
-from redi.images.labelled import digest_lines
+from redi.errors import ArtifactError, CorpusError, ImageError
+from redi.images.labelled import digest_lines, refuse_damage
 from redi.images.loader import Batch, BatchSource
 from redi.records import artifacts
 from redi.run.config import RuntimeConfig
@@ -99,7 +99,11 @@ class PassRunner:
         stem = folder / f"g{generation:04d}-r{self.ranks.rank:04d}"
         self._work(work, key, stem, chunks, remaining[self.ranks.rank :: self.ranks.world])
         self.ranks.wait()
-        return self._merge(work, folder, indices) if self.ranks.is_main else None
+        if not self.ranks.is_main:
+            return None
+        outcome = self._merge(work, folder, indices)
+        self._refuse_damage(work, outcome.skipped, len(indices))
+        return outcome
 
     def discard(self, name: str) -> None:
         """Remove the parts of a pass whose outcome has been written."""
@@ -120,6 +124,7 @@ class PassRunner:
                 if batch.skipped and self.settings.strict:
                     raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first unreadable image)")
                 part.skipped += batch.skipped
+                self._refuse_damage(work, part.skipped, total)
                 if batch.indices:
                     rows.append((batch.indices, work.step(batch, sums)))
                 advance((len(batch.indices) + len(batch.skipped)) * self.ranks.world)
@@ -133,6 +138,16 @@ class PassRunner:
                             pause = max(shortest, SAVE_SHARE * (saved - begin))
             if mine:
                 self._save(work, stem, key, part, sums, rows)
+
+    def _refuse_damage(self, work: Pass, skipped: Sequence[tuple[int, str]], total: int) -> None:
+        """Stop a pass over a whole data set once more of it is damaged than is allowed."""
+        if not skipped or work.indices is not None:
+            return
+        try:
+            refuse_damage(len(skipped), total, skipped[0][1])
+        except CorpusError:
+            self.discard(work.name)  # the next run tries the images again
+            raise
 
     def _batches(
         self, work: Pass, chunks: Sequence[Sequence[int]], mine: Sequence[int]

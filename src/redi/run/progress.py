@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from redi.errors import printable
+
 #: Seconds between two lines when the output is not a terminal.
 LINE_EVERY = 15.0
 
@@ -66,7 +68,7 @@ def track(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[
 
 def say(text: str) -> None:
     """Print one line for the user; results go to stdout, everything else to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _duration(seconds: float) -> str:

@@ -79,8 +79,6 @@ def kmeans_pass(
         }
 
     def save(outcome: Outcome) -> None:
-        if first and not outcome.indices:
-            raise CorpusError(f"None of the images in {run.training.name} could be decoded.")
         tensors = {}
         for book_name, book in books.items():
             vocabulary = book.vocabulary

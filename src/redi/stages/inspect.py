@@ -15,13 +15,13 @@ from redi.backbone.classifier import NATIVE
 from redi.budget import Budget
 from redi.centroids import dot_products
 from redi.corpus import corpus_map, tfidf_term
-from redi.errors import ArtifactError, BackboneError, ConfigError
+from redi.errors import ArtifactError, BackboneError, ConfigError, printable
 from redi.evaluate import top5
 from redi.images import load_image, open_images
 from redi.images.classes import class_titles, head_classes
 from redi.probe import LinearProbe
 from redi.records import artifacts
-from redi.records.explained import Explained, Fate, Guess, corpus_steps, printable
+from redi.records.explained import Explained, Fate, Guess, corpus_steps
 from redi.reduction import keep_merge_compress
 from redi.rows import DENSE, Score
 from redi.run.config import RunConfig, saved_config

@@ -16,7 +16,6 @@ from redi.backbone import AttentionScores
 from redi.backbone.classifier import final_feature
 from redi.centroids import dot_products
 from redi.corpus import corpus_map, tfidf_term
-from redi.errors import CorpusError
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.rows import PAPER_SCORES, RANDOM, SCORES, Score
@@ -107,8 +106,6 @@ def _words(patches: Tensor, centroids: Tensor) -> Tensor:
 
 
 def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
-    if not outcome.indices:
-        raise CorpusError(f"None of the images in {run.validation.name} could be decoded.")
     rows = outcome.rows
     common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
     for name in SCORES:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi.errors import BackboneError, InvalidInput, one_line
+from redi.errors import BackboneError
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.rows import SCORES, Catalogue, Score
@@ -73,7 +73,7 @@ def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -
                 seed=run.config.seed,
             )
             for score in by_block[block]:
-                maps[score.name] = local_map(catalogue, score.local, dense)
+                maps[score.name] = minmax(catalogue.scorers[score.local](dense))
         return maps
 
     def save(outcome: Outcome) -> None:
@@ -86,17 +86,3 @@ def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -
     key = run.key("scorers", "val", rows="fp32", scorers={score.name: key for score, key in keys.items()})
     work = Pass("scorers", run.dataset(run.validation), step, indices=scored_images(run))
     run.finish(work, key, save, all_decoded=True)
-
-
-def local_map(catalogue: Catalogue, name: str, dense: Dense) -> Tensor:
-    """The normalised map of a local score. An error in a user's function becomes a message of one line."""
-    if name not in catalogue.digests:
-        return minmax(catalogue.scorers[name](dense))
-    try:
-        values = catalogue.scorers[name](dense)
-        if not isinstance(values, Tensor) or values.shape != dense.patches.shape[:2]:
-            shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise InvalidInput(f"it must give {list(dense.patches.shape[:2])} scores, not {shape}")
-        return minmax(values.float())
-    except Exception as error:  # whatever the user's function raises
-        raise InvalidInput(f"The scorer {name!r} failed: {one_line(error)}") from error
