@@ -5,15 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-
-app = typer.Typer(
-    name="redi",
-    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
+from typer.core import TyperGroup
 
 CONTINUES = "stopped; run the same command again to continue."
 
@@ -32,3 +24,22 @@ def interruptible(message: str = CONTINUES) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"redi: {message}", err=True)
         raise typer.Exit(130) from None
+
+
+class Commands(TyperGroup):
+    """All commands. Ctrl-C ends each of them with one line, also while it imports what it needs."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with interruptible("stopped; run the same command again."):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="redi",
+    cls=Commands,
+    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)

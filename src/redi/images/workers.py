@@ -40,7 +40,7 @@ class WorkerWatch:
         try:
             self.check()
             yield
-        except (ConnectionError, EOFError):  # it died while it handed over a batch
+        except (ConnectionError, FileNotFoundError, EOFError):  # it died while it handed over a batch
             raise WorkerDied from None
         except RuntimeError as error:
             if "DataLoader worker (pid" in str(error):  # torch was the first to notice
