@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from time import sleep
 from typing import Any
@@ -15,21 +16,26 @@ from typing import Any
 STOPPED = 130
 #: Seconds after Ctrl-C until the process ends, whatever it does. Files are never left half written.
 GRACE = 15.0
+AGAIN = "stopped; run the same command again."
 
 
 class Interrupts:
     """Ctrl-C raises KeyboardInterrupt, and the process ends even if something swallows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float) -> None:
         self.count = 0
+        self.grace = grace
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under nohup
             signal.signal(signal.SIGINT, self)
             sys.unraisablehook = self.unraisable
 
     def __call__(self, number: int, frame: Any) -> None:
+        """Raise; but end at once in an import: compiled modules swallow the exception, or abort."""
         self.count += 1
+        if is_importing(frame):
+            end_now(STOPPED, AGAIN)
         if self.count == 1:
-            timer = threading.Timer(GRACE, end_now, (STOPPED, "stopped; run the same command again."))
+            timer = threading.Timer(self.grace, end_now, (STOPPED, AGAIN))
             timer.daemon = True
             timer.start()
         signal.default_int_handler(number, frame)
@@ -37,8 +43,16 @@ class Interrupts:
     def unraisable(self, ignored: Any) -> None:
         """Python ignores what is raised in a destructor or a callback, but Ctrl-C must not be lost."""
         if ignored.exc_type is KeyboardInterrupt:
-            end_now(STOPPED, "stopped; run the same command again.")
+            end_now(STOPPED, AGAIN)
         sys.__unraisablehook__(ignored)
+
+
+def is_importing(frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end_now(code: int, message: str) -> None:
@@ -59,21 +73,26 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main() -> None:
+def main(command: Callable[[], None] | None = None, grace: float = GRACE) -> None:
     """Run the command line. After Ctrl-C the exit code is 130, whatever became of the exception."""
-    interrupts = Interrupts()
+    interrupts = Interrupts(grace)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
     try:
-        from redi.cli import main as run_command
+        if command is None:
+            from redi.cli import main as run_command
 
-        run_command()
+            command = run_command
+        command()
     except SystemExit as end:
-        sys.exit(STOPPED if interrupts.count else end.code)
+        if not interrupts.count or end.code == STOPPED:
+            raise
+        print(f"redi: {AGAIN}", file=sys.stderr)
+        sys.exit(STOPPED)
     except BaseException:  # a library may turn Ctrl-C into an error of its own, e.g. of an import
         if not interrupts.count:
             raise
-        end_now(STOPPED, "stopped; run the same command again.")
+        end_now(STOPPED, AGAIN)
     finally:
         if signal.getsignal(signal.SIGINT) is interrupts:  # from here on Ctrl-C ends the process at once
             signal.signal(signal.SIGINT, signal.SIG_DFL)

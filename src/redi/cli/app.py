@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+AGAIN = "stopped; run the same command again."
 CONTINUES = "stopped; run the same command again to continue."
 
 
@@ -29,8 +30,12 @@ def interruptible(message: str = CONTINUES) -> Iterator[None]:
 class Commands(TyperGroup):
     """All commands. Ctrl-C ends each of them with one line, also while it imports what it needs."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with interruptible(AGAIN):
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
-        with interruptible("stopped; run the same command again."):
+        with interruptible(AGAIN):
             return super().invoke(ctx)
 
 

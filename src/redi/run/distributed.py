@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from redi.errors import ConfigError, RanksError, one_line
 
@@ -93,8 +94,7 @@ def _join(ranks: Ranks, device: torch.device) -> None:
             _reach(address, port, CONNECT)
         elif not ranks.is_main:  # the main process listens, as soon as it gets here
             _reach(address, port, JOIN)
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN)))
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=JOIN)))
         store.set(f"joined/{ranks.rank}", "")
         store.wait([f"joined/{rank}" for rank in range(ranks.world)], timedelta(seconds=JOIN))
         gpu = device.type == "cuda"
