@@ -39,6 +39,10 @@ class LoaderError(RediError):
     """Images that could not be loaded for the encoder."""
 
 
+class RanksError(RediError):
+    """Processes of one run that cannot join or no longer hear each other."""
+
+
 class ExportError(RediError):
     """A model that could not be exported, or whose export computes something else."""
 

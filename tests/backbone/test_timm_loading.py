@@ -118,6 +118,14 @@ def test_no_pickle_is_read_whatever_the_configuration_says(folder: Path, monkeyp
         load_backbone(folder)
 
 
+def test_sizes_that_the_weights_do_not_have_are_refused_before_a_model_is_built(folder: Path) -> None:
+    arguments = json.loads((folder / "config.json").read_text())["model_args"]
+    for change in ({"depth": 10**6}, {"embed_dim": 10**9}, {"num_classes": 10**9}, {"reg_tokens": 10**9}):
+        edit_config(folder, model_args={**arguments, **change})
+        with pytest.raises(BackboneError, match=f"{next(iter(change))} = 10*, but the weights are those of a smaller"):
+            load_backbone(folder)
+
+
 def test_weights_that_do_not_fit_are_one_line(folder: Path) -> None:
     arguments = json.loads((folder / "config.json").read_text())["model_args"]
     for change in ({"depth": 4}, {"embed_dim": 64}, {"num_heads": 5}, {"patch_size": [8, 4]}):
@@ -126,7 +134,7 @@ def test_weights_that_do_not_fit_are_one_line(folder: Path) -> None:
             load_backbone(folder)
         assert "\n" not in str(caught.value)
     (folder / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(BackboneError, match="cannot be loaded"):
+    with pytest.raises(BackboneError, match="cannot be read"):
         load_backbone(folder)
 
 

@@ -226,6 +226,8 @@ def test_what_is_written_can_be_used(tuned: Tuned, headed: Path, tmp_path: Path)
     draw_curve(chosen, tmp_path / "curve.png")
     with Image.open(tmp_path / "curve.png") as picture:
         assert picture.width > 600
+    outside = replace(chosen, points=[replace(one, drop_interval=(one.drop + 1, one.drop + 2)) for one in tuned.points])
+    draw_curve(outside, tmp_path / "outside.png")  # the interval of a few images may leave out the loss itself
     sheet = tune_sheet(chosen)
     assert len(sheet.rows) == 2
     assert sheet.strong == {(1, column) for column in range(len(sheet.columns))}

@@ -22,11 +22,21 @@ _FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "mode
 def checkpoint_digest(folder: Path) -> str:
     """Digest of the configuration and the weights; results record it."""
     digest = hashlib.sha256()
-    for file in sorted(file for pattern in _FILES for file in folder.glob(pattern)):
-        digest.update(file.name.encode())
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+    try:
+        for file in sorted(file for pattern in _FILES for file in folder.glob(pattern)):
+            _require_file(file)
+            digest.update(file.name.encode())
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    except OSError as error:
+        raise BackboneError(f"{error.filename or folder} cannot be read: {error.strerror}.") from None
     return digest.hexdigest()[:16]
+
+
+def _require_file(file: Path) -> None:
+    """Refuse what is not a plain file: reading a pipe would never end."""
+    if not file.is_file():
+        raise BackboneError(f"{file} is not a file." if file.exists() else f"There is no {file.name} in {file.parent}.")
 
 
 def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
@@ -60,34 +70,37 @@ def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> 
         raise BackboneError(f"{name} has no revision {revision!r} on the Hub.") from None
     except RepositoryNotFoundError:
         raise BackboneError(
-            f"There is no {name} on the Hub, or it is private: check the name, log in with `hf auth login`, or pass a "
-            "local folder."
+            f"There is no folder {path} here, and no model {name} on the Hub, or it is private: check the name, log in "
+            "with `hf auth login`, or pass a local folder."
         ) from None
     except HFValidationError:
         raise BackboneError(f"{name!r} is neither a folder nor a Hub name; {advice}.") from None
     except Exception as error:  # no network, a time-out, a proxy: httpx raises many types
         raise BackboneError(
-            f"{name} is not in the local cache and the Hub cannot be reached ({type(error).__name__}): check the "
-            "network, log in with `hf auth login` if the model is gated, or pass a local folder."
+            f"There is no folder {path} here, {name} is not in the local cache, and the Hub cannot be reached "
+            f"({type(error).__name__}): check the name and the network, log in with `hf auth login` if the model is "
+            "gated, or pass a local folder."
         ) from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
+        _require_file(file)
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BackboneError(f"There is no {file.name} in {file.parent}.") from None
-    except (OSError, ValueError) as error:
+    except BackboneError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise BackboneError(f"{file} cannot be read: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise BackboneError(f"{file} does not hold a JSON object.")
     return content
 
 
-def require_safetensors(folder: Path, name: str | Path) -> None:
-    """Require weights as safetensors inside the folder: loading a pickle can run code."""
-    if (folder / "model.safetensors").exists():
-        return
+def weight_files(folder: Path, name: str | Path) -> list[Path]:
+    """The weights as safetensors inside the folder. Pickles are refused: loading one can run code."""
+    whole = folder / "model.safetensors"
+    if whole.exists():
+        return [whole]
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         raise BackboneError(
@@ -97,18 +110,21 @@ def require_safetensors(folder: Path, name: str | Path) -> None:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise BackboneError(f"{index} names no weights.")
-    for shard in set(map(str, shards.values())):
+    files = sorted(set(map(str, shards.values())))
+    for shard in files:
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise BackboneError(f"{index} names {shard!r}, which is not a safetensors file of the same folder.")
+    return [folder / shard for shard in files]
 
 
-def weight_names(folder: Path) -> list[str]:
-    """The names of the weights; the tensors are not read."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists():
+def weight_shapes(folder: Path, name: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights by their names; the tensors are not read."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(folder, name):
+        _require_file(file)
         try:
-            with safe_open(folder / "model.safetensors", "pt") as weights:
-                return list(weights.keys())
+            with safe_open(file, "pt") as weights:
+                shapes |= {key: tuple(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors raises its own type
-            raise BackboneError(f"{folder / 'model.safetensors'} cannot be read: {one_line(error)}") from None
-    return list(read_json(index)["weight_map"])
+            raise BackboneError(f"{file} cannot be read: {one_line(error)}") from None
+    return shapes

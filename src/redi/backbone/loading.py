@@ -12,11 +12,12 @@ import torch
 from transformers import ViTConfig
 from transformers.utils import logging
 
-from redi.backbone.checkpoint import checkpoint_folder, read_json, require_safetensors, weight_names
+from redi.backbone.checkpoint import checkpoint_folder, read_json, weight_shapes
 from redi.backbone.families import FAMILIES, Head, TransformersFamily, square_patch
 from redi.backbone.hook import register_attention
 from redi.backbone.inputs import checkpoint_input
 from redi.backbone.model import Backbone
+from redi.backbone.sizes import require_sizes
 from redi.backbone.timm_loading import PREFIX, load_timm
 from redi.errors import BackboneError, one_line
 from redi.images.preprocessing import Preprocessing
@@ -34,8 +35,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")
     if kind is None and "architecture" in settings:
-        require_safetensors(folder, name_or_path)
-        return load_timm(folder, name_or_path, settings)
+        return load_timm(folder, name_or_path, settings, weight_shapes(folder, name_or_path))
     if str(name_or_path).startswith(PREFIX):
         raise BackboneError(
             f"{folder / 'config.json'} names no timm architecture: to load a folder in transformers' format, leave "
@@ -45,7 +45,8 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         raise BackboneError(
             f"{name_or_path} has the model type {kind!r}, which is not supported; supported are {', '.join(FAMILIES)}."
         )
-    require_safetensors(folder, name_or_path)
+    shapes = weight_shapes(folder, name_or_path)
+    require_sizes(folder / "config.json", settings, shapes)
     family = FAMILIES[kind]
     architectures = settings.get("architectures") or []
     classes = architectures if isinstance(architectures, list) else [architectures]
@@ -55,7 +56,9 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         if kind == "vit_mae":
             config = plain_vit_config(config)
         patch_size = square_patch(config)
-        model, report = _load_transformers(folder, family, head, config)
+        model, report = _load_transformers(
+            folder, family, head, config, has_pooler=any("pooler." in name for name in shapes)
+        )
     except BackboneError:
         raise
     except Exception as error:  # transformers and safetensors raise many types on broken files
@@ -70,13 +73,13 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
 
 
 def _load_transformers(
-    folder: Path, family: TransformersFamily, head: Head | None, config: Any
+    folder: Path, family: TransformersFamily, head: Head | None, config: Any, has_pooler: bool
 ) -> tuple[Any, dict[str, Any]]:
     """The model, and transformers' report on weights that are missing or have another size."""
     model_class: Any = head.model if head else family.encoder
     options: dict[str, Any] = {}
     if family.optional_pooler and not head:  # without weights the pooler would be random
-        options["add_pooling_layer"] = any("pooler." in name for name in weight_names(folder))
+        options["add_pooling_layer"] = has_pooler
     with _quiet_transformers():
         loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
             folder,

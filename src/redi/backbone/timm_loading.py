@@ -5,7 +5,7 @@ architecture are read from a checkpoint's configuration. timm is optional, so it
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import nn
 from redi.backbone.families import square
 from redi.backbone.inputs import checkpoint_input
 from redi.backbone.model import Backbone
+from redi.backbone.sizes import require_sizes
 from redi.backbone.timm_model import TIMM, TimmConfig, TimmModel, timm_head
 from redi.errors import BackboneError
 
@@ -51,8 +52,10 @@ def hub_name(name: str) -> str:
     return str(settings.hf_hub_id or f"timm/{name}")
 
 
-def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backbone:
-    """Load the backbone of a folder; ``settings`` is the content of its config.json."""
+def load_timm(
+    folder: Path, name: str | Path, settings: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Backbone:
+    """Load the backbone of a folder; ``settings`` is the content of its config.json, ``shapes`` are its weights'."""
     timm = import_timm()
     architecture = settings.get("architecture")
     if not isinstance(architecture, str):
@@ -64,6 +67,7 @@ def load_timm(folder: Path, name: str | Path, settings: dict[str, Any]) -> Backb
         raise BackboneError(f"{folder / 'config.json'} must hold JSON objects as model_args and pretrained_cfg.")
     _require_arguments(folder, arguments)
     classes = settings.get("num_classes", pretrained.get("num_classes", 1000))
+    require_sizes(folder / "config.json", {"num_classes": classes, **arguments}, shapes)
     arguments = {"num_classes": classes, **arguments, "dynamic_img_size": True}
     keys = {entry.name for entry in fields(timm.models.PretrainedCfg)}
     options: dict[str, Any] = {key: pretrained[key] for key in keys & set(pretrained)}

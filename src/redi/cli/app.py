@@ -5,18 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from redi.errors import printable
 
-app = typer.Typer(
-    name="redi",
-    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-
+AGAIN = "stopped; run the same command again."
 CONTINUES = "stopped; run the same command again to continue."
 
 
@@ -39,3 +32,26 @@ def interruptible(message: str = CONTINUES) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"redi: {message}", err=True)
         raise typer.Exit(130) from None
+
+
+class Commands(TyperGroup):
+    """All commands. Ctrl-C ends each of them with one line, also while it imports what it needs."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with interruptible(AGAIN):
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with interruptible(AGAIN):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="redi",
+    cls=Commands,
+    help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)

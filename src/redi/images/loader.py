@@ -14,15 +14,17 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from redi.errors import ImageError, LoaderError
+from redi.errors import CorpusError, ImageError, LoaderError, RediError, one_line
 from redi.images.labelled import LabelledImages
 from redi.images.preprocessing import Preprocessing
+from redi.images.workers import WorkerDied, loaded_batches
 from redi.views import N_VIEWS, View
 
 #: Seconds without a batch after which the workers are restarted.
 PATIENCE = 120.0
 #: Largest number of restarts in a row.
 RESTARTS = 2
+FEWER = "use fewer --workers or a smaller --batch-size and run the same command again."
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class _Item:
     views: tuple[View, ...]
     pixels: Tensor | None
     reason: str = ""
+    failure: RediError | None = None  # ends the run; torch would wrap it in the text of a traceback if it were raised
 
 
 class ViewDataset(Dataset[_Item]):
@@ -80,9 +83,21 @@ class ViewDataset(Dataset[_Item]):
             views, pixels = self.preprocessing.cut(self.images.load(index), view_index, self.seed)
         except ImageError as error:
             return _Item(index, (), None, str(error))
+        except RediError as error:
+            return _Item(index, (), None, failure=error)
+        except OSError as error:
+            name = f"{self.images.image_name(index)} of {self.images.name}"
+            failure: RediError = CorpusError(f"{name} can no longer be read: {error.strerror or one_line(error)}.")
+            return _Item(index, (), None, failure=failure)
+        except MemoryError:
+            failure = LoaderError(f"Memory ran out when {self.images.image_name(index)} was decoded: {FEWER}")
+            return _Item(index, (), None, failure=failure)
         return _Item(index, views, pixels)
 
-    def collate(self, items: list[_Item]) -> Batch:
+    def collate(self, items: list[_Item]) -> Batch | RediError:
+        """A batch, or the error that ends the run."""
+        if failure := next((item.failure for item in items if item.failure), None):
+            return failure
         decoded = [item for item in items if item.pixels is not None]
         size = self.preprocessing.size
         views = N_VIEWS if self.four_views else 1
@@ -113,25 +128,25 @@ class ViewDataset(Dataset[_Item]):
                 timeout=self.patience if workers else 0,
             )
             try:
-                for batch in loader:
+                for batch in loaded_batches(loader):
+                    if isinstance(batch, RediError):
+                        raise batch
                     yield batch
                     done, restarts = done + 1, 0
+            except WorkerDied:
+                raise LoaderError(
+                    f"A worker process that decodes images was killed, probably because memory ran out: {FEWER}"
+                ) from None
+            except OSError as error:
+                raise LoaderError(
+                    f"The worker processes that decode images cannot be started ({one_line(error)}): {FEWER}"
+                ) from None
             except RuntimeError as error:
-                if "DataLoader timed out" in str(error) and restarts < RESTARTS:
-                    restarts += 1
-                    continue
-                if "DataLoader" not in str(error):
+                if "DataLoader timed out" not in str(error):
                     raise
-                raise LoaderError(_failure(error, self.patience)) from error
-
-
-def _failure(error: RuntimeError, patience: float) -> str:
-    if "timed out" in str(error):
-        return (
-            f"No image came from the worker processes for {(RESTARTS + 1) * patience:g} seconds. Check that the disk "
-            "is reachable and run the same command again, or use --workers 0."
-        )
-    return (
-        "A worker process that decodes images was killed, probably because memory ran out: use fewer --workers or a "
-        "smaller --batch-size and run the same command again."
-    )
+                restarts += 1
+                if restarts > RESTARTS:
+                    raise LoaderError(
+                        f"No image came from the worker processes for {restarts * self.patience:g} seconds. Check "
+                        "that the disk is reachable and run the same command again, or use --workers 0."
+                    ) from error

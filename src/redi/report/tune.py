@@ -73,8 +73,9 @@ def draw_curve(tuned: Tuned, path: Path) -> None:
     axes = figure.subplots()
     speeds = [point.speedup.median for point in tuned.points]
     drops = [point.drop for point in tuned.points]
-    below = [point.drop - point.drop_interval[0] for point in tuned.points]
-    above = [point.drop_interval[1] - point.drop for point in tuned.points]
+    # The interval of a few images may leave out the loss itself.
+    below = [max(point.drop - point.drop_interval[0], 0) for point in tuned.points]
+    above = [max(point.drop_interval[1] - point.drop, 0) for point in tuned.points]
     axes.errorbar(speeds, drops, yerr=[below, above], fmt="o-", color="C0", ecolor="0.7", capsize=2)
     for point in tuned.points:
         place = (point.speedup.median, point.drop)
