@@ -26,7 +26,7 @@ def _run_on(ground: Ground, place: Path, data: Path, *more: str) -> list[str]:
 
 #: Contents of files that are called .jpg and are not pictures.
 NO_IMAGES = {
-    "empty": b"",
+    "empty files": b"",
     "text": b"not an image",
     "zeros": bytes(4000),
     "half a JPEG": b"\xff\xd8\xff\xe0\0",
