@@ -33,9 +33,11 @@ from redi.records.results import (
 from redi.records.setting import Setting
 from redi.records.timing import BenchResult, Overhead, Spread, Timing
 from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
+from redi.records.words import WordNotes
 from redi.reduction import Extent
 from redi.reduction.schedule import Shape
 from redi.rows import Codebook, CorpusSettings, Score, Variant
+from redi.statistics import ZipfFit
 
 CORPUS = CorpusSettings(Codebook(n_words=64, start="random"), views=2, mean_weight=0.5)
 ROW = Row(
@@ -144,6 +146,7 @@ RECORDS = [
         [Comparison("scorers", "Scores", "probe", ROW, [LINE, dataclasses.replace(LINE, spearman=0.5, overlap=60.0)])],
         [Rankings(["mass", "tfidf"], "probe", [[1.0, 0.5], [0.5, 1.0]], [[100.0, 60.0], [60.0, 100.0]])],
     ),
+    WordNotes({"block3": ZipfFit(-0.75, 0.5, 12)}, {"redi_mass": 0.25}),
     Diagnosis([DIAGNOSED], {"one": "hub/one"}, Data(**DATA)),  # type: ignore[arg-type]
     BenchResult([TIMING], {"cores": 2, "nested": {"mkl": True}}, [Overhead(8, "fp32", "eager", 1.0, 0.5, 1.5)]),
     Tuned(
