@@ -97,6 +97,15 @@ def test_links_that_lead_nowhere_and_pipes_are_counted_and_named(root: Path) -> 
     assert left_out(images)[NO_FILE] == ["dog/pipe.png"]
 
 
+def test_where_nothing_is_left_the_reason_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "cat" / "2.jpg")
+    for open_, where in ((open_images, tmp_path), (open_pictures, tmp_path), (open_pictures, tmp_path / "cat")):
+        with pytest.raises(CorpusError, match=r"There are no images in .*: 2 entries of .* lead nowhere, 1 .*; pipes"):
+            open_(str(where))
+
+
 def test_a_folder_without_permission_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may run as root, who may read everything: the refusal comes from a stand-in."""
     real = os.scandir

@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 from redi.errors import CorpusError, ImageError
@@ -52,6 +53,34 @@ def test_a_path_is_opened_only_in_the_folder_of_the_dataset(tmp_path: Path) -> N
             images.load(index)
     for index in range(len(outside), 8):
         assert images.load(index).getpixel((0, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("path", ["loop.png", "zero\0byte.png", "x" * 5000])
+def test_a_path_that_leads_nowhere_is_an_image_that_cannot_be_decoded(tmp_path: Path, path: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "loop.png").symlink_to("loop.png")
+    images = save(tmp_path / "d", [of_path(path)], [0])
+    with pytest.raises(ImageError, match="d#0"):
+        images.load(0)
+    assert images.fingerprint()
+
+
+def test_a_dataset_of_the_hub_opens_files_of_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = (tmp_path / "hub" / f"datasets--{name}" / "snapshots" / "1.png" for name in ("me--mine", "me--other"))
+    unpacked = tmp_path / "extracted" / "archive" / "1.png"
+    for file in (own, other, unpacked):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(picture())
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = {"image": [of_path(file) for file in (own, unpacked, other)], "label": [0, 0, 1]}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: dataset)
+    monkeypatch.setattr(datasets.config, "EXTRACTED_DATASETS_PATH", str(tmp_path / "extracted"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    images = open_images("hf:me/mine:train")
+    assert [images.load(index).size for index in (0, 1)] == [(20, 10)] * 2
+    with pytest.raises(ImageError, match=r"hf:me/mine:train#2 names the file .* outside its dataset"):
+        images.load(2)
 
 
 def test_the_fingerprint_sees_files_of_the_dataset_and_no_others(tmp_path: Path) -> None:

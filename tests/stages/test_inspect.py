@@ -113,6 +113,12 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "text.jpg").write_text("no picture")
     with pytest.raises(ImageError, match="not an image"):
         inspect_in_run(tmp_path / "text.jpg", seen_run, device="cpu")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    with pytest.raises(ImageError, match="Too many levels of symbolic links"):
+        inspect_in_run(tmp_path / "loop.jpg", seen_run, device="cpu")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(ImageError, match="not a regular file"):
+        inspect_in_run(tmp_path / "pipe.jpg", seen_run, device="cpu")
     with pytest.raises(ConfigError, match="not a run folder"):
         inspect_in_run(tmp_path / "text.jpg", tmp_path, device="cpu")
     for arguments, said in (

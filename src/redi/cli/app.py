@@ -30,7 +30,7 @@ def interruptible(message: str = CONTINUES) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"redi: {message}", err=True)
+        typer.echo(f"redi: {printable(message)}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -139,7 +139,7 @@ class _Scan:
         return found
 
     def _leave_out(self, error: OSError, name: str, path: str) -> None:
-        if error.errno not in {*_BROKEN, errno.EACCES}:
+        if error.errno not in _BROKEN and not isinstance(error, PermissionError):
             raise error
         if _is_picture(name) or "." not in name:  # a link without a suffix may have led to a folder
             self.left_out[DANGLING if error.errno in _BROKEN else FORBIDDEN].append(path)

@@ -67,7 +67,10 @@ class HubImages:
 
     def _file(self, path: str, name: str) -> Path:
         """The file of a row, if it lies in a folder of the dataset after links are followed."""
-        file = (self.folders[0] / path).resolve()
+        try:
+            file = (self.folders[0] / path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a zero byte
+            raise ImageError(f"{name} names a file that cannot be found: {error}.") from None
         if not any(file.is_relative_to(folder) for folder in self.folders):
             raise ImageError(f"{name} names the file {path} outside its dataset, which is not opened.")
         return file

@@ -5,7 +5,7 @@ from pathlib import Path
 from redi.errors import CorpusError
 from redi.images.folders import FlatImages, FolderImages
 from redi.images.hub import disk_images, hub_images
-from redi.images.labelled import SUFFIXES, LabelledImages
+from redi.images.labelled import SUFFIXES, LabelledImages, describe_left_out
 from redi.images.shards import ShardImages
 
 
@@ -45,7 +45,7 @@ def open_pictures(where: str) -> LabelledImages:
     try:
         folder = Path(where).expanduser()
         if folder.is_dir() and _is_flat(folder):
-            return FlatImages(folder)
+            return _not_empty(FlatImages(folder))
     except (OSError, RuntimeError) as error:  # no permission, no such user in ~user
         raise CorpusError(f"{where} cannot be read: {error}.") from None
     return open_images(where)
@@ -61,5 +61,6 @@ def _is_flat(folder: Path) -> bool:
 
 def _not_empty(images: LabelledImages) -> LabelledImages:
     if not len(images.labels):
-        raise CorpusError(f"There are no images in {images.name}: expected one folder per class, each with images.")
+        reason = describe_left_out(images) or "expected one folder per class, each with images"
+        raise CorpusError(f"There are no images in {images.name}: {reason}.")
     return images

@@ -215,7 +215,7 @@ def _index(image: Path, validation: str) -> int:
     Paths are compared before links are followed, because a validation folder may hold links into a larger data set.
     """
     folder = Path(validation).expanduser()
-    if not folder.is_dir():
+    if not (folder.is_dir() and image.is_file()):  # an image that does not exist is an error later
         return 0
     for path, root in ((image.absolute(), folder.absolute()), (image.resolve(), folder.resolve())):
         if path.is_relative_to(root):
