@@ -143,3 +143,12 @@ def test_bad_input_is_refused() -> None:
         LinearProbe(5, batch_size=0).fit(features, labels)
     with pytest.raises(InvalidInput, match="prefix must be"):
         image_feature(torch.rand(1, 4, 3), prefix=4)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_rates_that_are_negative_or_not_finite_are_refused(name: str, value: float) -> None:
+    probe = LinearProbe(2)
+    setattr(probe, name, value)
+    with pytest.raises(InvalidInput, match=f"{name.replace('_', ' ')} must be finite and not negative, not {value}"):
+        probe.fit(torch.eye(2), torch.arange(2))

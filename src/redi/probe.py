@@ -4,7 +4,7 @@ The classifier is trained once on features of the dense path and applied unchang
 """
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 import torch
 from jaxtyping import Float, Int
@@ -64,6 +64,9 @@ class LinearProbe:
         require_range(labels, self.n_classes, "Labels")
         if self.batch_size < 1 or max(self.epochs, self.min_steps) < 1:
             raise InvalidInput("The probe needs a positive batch size and at least one step.")
+        for name, value in (("learning rate", self.learning_rate), ("weight decay", self.weight_decay)):
+            if not 0 <= value < inf:
+                raise InvalidInput(f"The probe's {name} must be finite and not negative, not {value}.")
         with torch.inference_mode(False), torch.enable_grad():
             if features.is_inference():
                 features = features.clone()
