@@ -3,8 +3,9 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -351,6 +352,32 @@ def test_a_worker_that_is_killed_is_one_sentence(
     monkeypatch.setattr(FolderImages, "load", die_in_worker)
     with pytest.raises(LoaderError, match="A worker process that decodes images was killed"):
         execute(small_config(small_data, tmp_path, workers=1))
+
+
+def test_workers_killed_in_the_middle_of_a_forward_change_nothing(
+    small_data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system does when memory runs out. Each time the run ends in one sentence and is continued."""
+    config = small_config(small_data, tmp_path, workers=2)
+    run_pass, deadly = PassRunner.run, [""]
+
+    def run_deadly_pass(self: PassRunner, work: Pass, key: artifacts.Key) -> Outcome | None:
+        def step(batch: Batch, sums: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+            if [work.name] == deadly:
+                for worker in active_children():
+                    worker.kill()
+                sleep(0.2)  # torch's own handler would raise here
+            return work.step(batch, sums)
+
+        return run_pass(self, replace(work, step=step), key)
+
+    monkeypatch.setattr(PassRunner, "run", run_deadly_pass)
+    for deadly[0] in ("vocabulary pass 2", "tfidf", "score", "evaluate 10 rows from random"):
+        with pytest.raises(LoaderError, match="A worker process that decodes images was killed"):
+            execute(config)
+    deadly[0] = ""
+    execute(config)
+    assert content(tmp_path)["rows"] == content(finished)["rows"]
 
 
 def test_larger_inputs_have_a_larger_grid_through_the_whole_protocol(small_data: Path, tmp_path: Path) -> None:

@@ -175,12 +175,17 @@ def test_weights_that_cannot_be_read_are_named(folder: Path) -> None:
 
 
 def test_weights_without_permission_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
     def refuse(file: Path, *args: Any, **kwargs: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(file))
+        if file.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(file))
+        return real(file, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(BackboneError, match=r"vit/.* cannot be read: Permission denied\.$"):
-        checkpoint.checkpoint_digest(folder)
+    for read in (load_backbone, checkpoint.checkpoint_digest):
+        with pytest.raises(BackboneError, match=r"model\.safetensors cannot be read: Permission denied\.$"):
+            read(folder)
 
 
 def test_a_shard_that_the_index_names_and_the_folder_lacks_is_named(folder: Path) -> None:

@@ -123,8 +123,11 @@ def weight_shapes(folder: Path, name: str | Path) -> dict[str, tuple[int, ...]]:
     for file in weight_files(folder, name):
         _require_file(file)
         try:
+            file.open("rb").close()  # safetensors would say that a file without permission is missing
             with safe_open(file, "pt") as weights:
                 shapes |= {key: tuple(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
+        except PermissionError as error:
+            raise BackboneError(f"{file} cannot be read: {error.strerror}.") from None
         except Exception as error:  # safetensors raises its own type
             raise BackboneError(f"{file} cannot be read: {one_line(error)}") from None
     return shapes
