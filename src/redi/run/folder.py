@@ -53,14 +53,17 @@ class Run:
                 ("the backbone", self.checkpoint),
             ],
         )
-        self.identity = {
+        self.identity = ranks.share(self._identity)  # one process reads the data, not all of them
+        self._input = self._other_input()
+        self.cache: FeatureCache | None = None  # made when a stage first needs it
+        self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
+
+    def _identity(self) -> dict[str, str]:
+        return {
             "backbone": checkpoint_digest(self.checkpoint),
             "train": self.training.fingerprint(),
             "val": self.validation.fingerprint(),
         }
-        self._input = self._other_input()
-        self.cache: FeatureCache | None = None  # made when a stage first needs it
-        self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
 
     @cached_property
     def backbone(self) -> Backbone:
