@@ -21,6 +21,7 @@ from time import monotonic, sleep
 import torch
 
 # What the commands import when they run. No tensor is computed here, so no thread exists when a child is forked.
+import redi.cli
 import redi.compare.compare
 import redi.demo.examples
 import redi.deploy.export
@@ -28,7 +29,7 @@ import redi.deploy.tune
 import redi.report.build
 import redi.report.figures
 import redi.stages.inspect  # noqa: F401
-from redi.cli import main
+from redi.__main__ import main
 
 #: Seconds after which a command counts as hung.
 PATIENCE = 120.0
