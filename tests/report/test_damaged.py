@@ -17,8 +17,10 @@ from redi.report.build import build_report
 from redi.report.compare import sheets
 from redi.report.figures import write_figures
 
+#: A text that is no Unicode, as a file name may be.
+ODD = "\ud800 <b>"
 #: What replaces a value.
-SPOILS: tuple[Any, ...] = (None, True, -1, 0, 10**400, 1e999, float("nan"), "", "\ud800 <b>", [], {}, [None], {"a": 1})
+SPOILS: tuple[Any, ...] = (None, True, -1, 10**400, float("nan"), ODD, [], {})
 GONE = object()
 STEPS = tuple[str | int, ...]
 
@@ -89,12 +91,12 @@ def test_edited_results_are_used_or_refused_in_one_line(run: Path) -> None:
             if not said and value is not GONE and not isinstance(value, dict | list):
                 so_far = passing.setdefault(str(value), json.loads(original))
                 passing[str(value)] = changed(so_far, place, value)
-        assert refused > 1000
-        assert {"-1", "0", "", SPOILS[8]} <= set(passing)
+        assert refused > 500
+        assert {"-1", ODD} <= set(passing)
         for value, content in passing.items():
             file.write_text(json.dumps(content))
             assert "\n" not in refusal(value, partial(build_report, run)), value
-            if value in ("0", SPOILS[8]):  # drawing takes a while
+            if value == ODD:  # drawing takes a while
                 assert "\n" not in refusal(value, partial(write_figures, run)), value
     finally:
         file.write_text(original)
