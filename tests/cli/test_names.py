@@ -29,7 +29,7 @@ def clean(text: str) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((b"report", ODD), f"redi: There is no results.json in {SHOWN}: run `redi run` first."),
+        ((b"report", ODD), f"redi: {SHOWN} is not a run folder: it has no run.json of ours. Use `redi run` first."),
         (
             (b"run", b"--backbone", b"b", b"--train", ODD, b"--val", b"v", b"--out", b"o"),
             r"redi: train is 'caf\udce9\x1b[2J\n', which is not UTF-8: rename it, or make a link to it.",

@@ -254,7 +254,7 @@ def test_one_shot_reducers_leave_a_number_of_tokens_or_the_nearest(reducer: OneS
     extent = reducer.extent_for_tokens(tokens, TINY, like)
     assert extent == like.at_keep(extent.budget.keep)
     numbers = [reducer.tokens(like.at_keep(kept / 196).budget, (14, 14)) for kept in range(1, 197)]
-    nearest = min(abs(number - tokens) for number in numbers)
+    nearest = min(abs(number - tokens) for number in numbers if number <= 196)  # a budget must not add tokens
     assert abs(reducer.tokens_left(extent, TINY) - tokens) == nearest
 
 
