@@ -81,7 +81,7 @@ def word_notes(figures: Mapping[str, Tensor]) -> WordNotes:
     return WordNotes(
         zipf={
             name.removeprefix("frequency/"): zipf_fit(counts)
-            for name, counts in figures.items()
+            for name, counts in sorted(figures.items())  # safetensors loads in any order
             if name.startswith("frequency/")
         },
         spearman={
