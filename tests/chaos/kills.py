@@ -121,8 +121,7 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: in
             ended = command.finish()
             if not gone(place):
                 tally.faults.append(f"{target.name}: processes outlive their killed parent")
-            interrupted = ended.code == 130 and not ended.fault and len(ended.errors) == 1
-            if ended.code not in (0, -signal.SIGKILL) and not (number == signal.SIGINT and interrupted):
+            if not _as_expected(ended, number):
                 tally.faults.append(f"{target.name}: {ended.fault or _end(ended)}")
         last = target.start(ground, place, draw).finish(600)
         tally.compared += 1
@@ -131,6 +130,13 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: in
         elif target.result(place) != expected:
             tally.faults.append(f"{target.name}: ended with another result; see {place}")
     return tally
+
+
+def _as_expected(ended: Outcome, number: int) -> bool:
+    """A command that was hit ends by the signal. Ctrl-C is one line and 130, unless the work was done already."""
+    if ended.code in (0, -number):
+        return True
+    return number == signal.SIGINT and ended.code == 130 and not ended.fault and len(ended.errors) == 1
 
 
 def gone(place: Path, patience: float = 60.0) -> bool:
