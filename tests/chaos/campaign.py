@@ -1,7 +1,7 @@
 """The campaign against the program: kills, bad inputs, damaged folders and full disks.
 
     make chaos
-    PYTHONPATH=tests python -m chaos.campaign --kills 30 --only "kills of torchrun"
+    PYTHONPATH=tests python -m chaos.campaign --only "kills of torchrun"
 
 It prints a table and exits with 1 if anything went wrong. docs/RELIABILITY.md has its last numbers.
 """
@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,11 +26,44 @@ from chaos.kills import TARGETS, Tally, kill_often
 
 #: Seconds after which a bad input counts as a hang.
 HANG = 60.0
-#: Shares of the kills: the runs take most of them; a start of torchrun or an export takes long.
-SHARES = {"run small": 5, "run workers": 5, "run cached": 5, "run stock": 6, "torchrun": 3, "compare": 5}
-#: Commands that are also stopped with Ctrl-C.
-INTERRUPTED = ("run workers", "compare", "tune", "export", "report")
 
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of each part is tried."""
+
+    kills: dict[str, int]  # by command
+    interrupts: dict[str, int]  # Ctrl-C, by command
+    every: int  # every n-th bad input
+    damages: int
+    disks: int
+
+
+LONG = Plan(
+    kills={
+        "run small": 60,
+        "run workers": 60,
+        "run cached": 60,
+        "run stock": 40,
+        "torchrun": 30,
+        "compare": 50,
+        "tune": 10,
+        "export": 10,
+        "report": 20,
+    },
+    interrupts={"run workers": 30, "compare": 30, "tune": 15, "export": 10, "report": 15},
+    every=1,
+    damages=400,
+    disks=60,
+)
+#: For the tests: two minutes.
+SHORT = Plan(
+    kills={"run workers": 8, "run cached": 8, "torchrun small": 3, "compare": 6, "report": 4},
+    interrupts={"run workers": 3, "report": 3},
+    every=11,
+    damages=20,
+    disks=7,
+)
 
 PARTS = (
     bad_options.options,
@@ -91,25 +124,24 @@ def _wrong(case: Case, outcome: Outcome) -> str:
     return "" if case.expected.lower() in said.lower() else f"does not say {case.expected!r}: {said[-300:]}"
 
 
-def campaign(
-    ground: Ground, kills: int, every: int, damages: int, disks: int, seed: int, only: str = ""
-) -> dict[str, Tally]:
-    parts: dict[str, Callable[[], Tally]] = {}
-    total = sum(SHARES.get(target.name, 1) for target in TARGETS)
-    for target in TARGETS:
-        share = -(-kills * SHARES.get(target.name, 1) // total)
-        parts[f"kills of {target.name}"] = partial(kill_often, ground, target, share, seed)
-    for target in TARGETS:
-        if target.name in INTERRUPTED:
-            parts[f"Ctrl-C in {target.name}"] = partial(kill_often, ground, target, kills // 10, seed, signal.SIGINT)
-    parts["bad inputs"] = partial(bad_inputs, ground, every)
-    parts["damaged folders"] = partial(damaged_folders, ground, damages, seed)
-    parts["full disks"] = partial(full_disks, ground, disks, seed)
+def parts_of(plan: Plan, ground: Ground, seed: int) -> dict[str, Callable[[], Tally]]:
+    def kills(name: str, count: int, number: int) -> Callable[[], Tally]:
+        return partial(kill_often, ground, TARGETS[name], count, seed, number)
+
+    return {
+        **{f"kills of {name}": kills(name, count, signal.SIGKILL) for name, count in plan.kills.items()},
+        **{f"Ctrl-C in {name}": kills(name, count, signal.SIGINT) for name, count in plan.interrupts.items()},
+        "bad inputs": partial(bad_inputs, ground, plan.every),
+        "damaged folders": partial(damaged_folders, ground, plan.damages, seed),
+        "full disks": partial(full_disks, ground, plan.disks, seed),
+    }
+
+
+def campaign(ground: Ground, parts: dict[str, Callable[[], Tally]]) -> dict[str, Tally]:
+    """Run the parts, print a line for each, and see at the end that nothing of the user's has changed."""
     tallies = {}
     before = ground.watch().state()
     for name, part in parts.items():
-        if only not in name:
-            continue
         begun = monotonic()
         tallies[name] = tally = part()
         print(f"{name:<24} {tally.tried:5} {tally.compared:5} {len(tally.faults):5} {monotonic() - begun:7.0f} s")
@@ -126,22 +158,18 @@ def campaign(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=None, help="where to work; a temporary folder by default")
-    parser.add_argument("--kills", type=int, default=320)
-    parser.add_argument("--every", type=int, default=1, help="try every n-th bad input")
-    parser.add_argument("--damages", type=int, default=400)
-    parser.add_argument("--disks", type=int, default=60)
+    parser.add_argument("--short", action="store_true", help="the part that runs with the tests")
+    parser.add_argument("--only", default="", help="a part of the names of the parts to run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="part of the name of the parts to run")
     parser.add_argument("--out", type=Path, default=None, help="file for the numbers")
     options = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory(prefix="redi-chaos-") as temporary:
         ground = Ground(options.folder or Path(temporary) / "ground")
         ground.build()
+        parts = parts_of(SHORT if options.short else LONG, ground, options.seed)
         print(f"{'part':<24} {'tried':>5} {'equal':>5} {'wrong':>5} {'time':>9}")
-        tallies = campaign(
-            ground, options.kills, options.every, options.damages, options.disks, options.seed, options.only
-        )
+        tallies = campaign(ground, {name: part for name, part in parts.items() if options.only in name})
     if options.out:
         options.out.write_text(json.dumps({name: asdict(tally) for name, tally in tallies.items()}, indent=1) + "\n")
     sys.exit(1 if any(tally.faults for tally in tallies.values()) else 0)

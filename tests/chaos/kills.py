@@ -53,10 +53,14 @@ def _run(config: str) -> Target:
     return Target(f"run {config}", _command(*arguments), lambda place: content(place / "run"))
 
 
-def _torchrun(ground: Ground, place: Path, draw: random.Random) -> Command:
+def _torchrun(config: str) -> Target:
     """The number of processes changes from start to start."""
-    arguments = ["run", "--config", str(ground.config("stock")), "--out", str(place / "run")]
-    return Command(arguments, torchrun=draw.choice([1, 2, 3]))
+
+    def start(ground: Ground, place: Path, draw: random.Random) -> Command:
+        arguments = ["run", "--config", str(ground.config(config)), "--out", str(place / "run")]
+        return Command(arguments, torchrun=draw.choice([1, 2, 3]))
+
+    return Target(f"torchrun {config}", start, lambda place: content(place / "run"))
 
 
 def _copy_run(ground: Ground, place: Path) -> None:
@@ -87,17 +91,21 @@ TUNE = "tune {user}/head --images {user}/large/val --out {place}/tuned --cost 0.
 TUNE_MORE = "--calibration 16 --check 64 --workers 1"
 EXPORT = "export {user}/head --out {place}/model.onnx --cost 0.7"
 
-TARGETS = (
-    _run("small"),
-    _run("workers"),
-    _run("cached"),
-    _run("stock"),
-    Target("torchrun", _torchrun, lambda place: content(place / "run")),
-    Target("compare", _command(*COMPARE.split()), _compared, _copy_run),
-    Target("tune", _command(*TUNE.split(), *TUNE_MORE.split()), _tuned),
-    Target("export", _command(*EXPORT.split()), _exported),
-    Target("report", _command("report", "{place}/run"), _report, _copy_run),
-)
+TARGETS = {
+    target.name: target
+    for target in (
+        _run("small"),
+        _run("workers"),
+        _run("cached"),
+        _run("stock"),
+        _torchrun("small"),
+        _torchrun("stock"),
+        Target("compare", _command(*COMPARE.split()), _compared, _copy_run),
+        Target("tune", _command(*TUNE.split(), *TUNE_MORE.split()), _tuned),
+        Target("export", _command(*EXPORT.split()), _exported),
+        Target("report", _command("report", "{place}/run"), _report, _copy_run),
+    )
+}
 
 
 def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: int = signal.SIGKILL) -> Tally:
