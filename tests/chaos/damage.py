@@ -83,7 +83,7 @@ def damaged_folders(ground: Ground, count: int, seed: int) -> Tally:
         fault = outcome.fault
         if outcome.code == 0 and command in ("run", "compare"):
             tally.compared += 1
-            if _rows(folder) != expected:
+            if not _agree(_rows(folder), expected):
                 fault = "other results and exit 0"
         if fault:
             tally.faults.append(f"{command} after {file} was {damage}: {fault}")
@@ -126,6 +126,12 @@ def full_disks(ground: Ground, count: int, seed: int) -> Tally:
         if fault:
             tally.faults.append(f"{name} with {limited}: {fault}")
     return tally
+
+
+def _agree(rows: list[dict[str, object]], expected: list[dict[str, object]]) -> bool:
+    """Whether all rows are as expected. A row of a comparison may be missing: its file was, and nobody asked for it."""
+    paper = [row for row in expected if row["reducer"] in ("", "keep-merge-compress")]
+    return all(row in expected for row in rows) and all(row in rows for row in paper)
 
 
 def _rows(run: Path, paper_only: bool = False) -> list[dict[str, object]]:
