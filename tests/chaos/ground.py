@@ -18,7 +18,6 @@ from typing import Any
 
 from PIL import Image
 
-TESTS = Path(__file__).parents[1]
 CLASSES = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
 #: Images per class: (training, validation). The large set has several chunks of the stock size of 256 images.
 SMALL, LARGE = (7, 5), (150, 70)
@@ -76,8 +75,7 @@ class Ground:
     def build(self) -> None:
         if not (self.root / "ready").exists():
             shutil.rmtree(self.root, ignore_errors=True)
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-            subprocess.run([sys.executable, "-m", "chaos.ground", str(self.root)], check=True, env=environment)
+            subprocess.run([sys.executable, "-m", "chaos.ground", str(self.root)], check=True)
 
     def watch(self) -> "Bytes":
         return Bytes(self.user)
