@@ -253,30 +253,33 @@ def test_a_file_that_vanishes_stops_the_run(small_data: Path, tmp_path: Path, mo
 
 
 def test_a_data_set_that_is_mostly_damaged_stops_and_goes_on_once_it_is_restored(
-    small_data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_data: Path, tmp_path: Path
 ) -> None:
     """Three of 28 training images and of 20 validation images are more than a tenth, two of 20 are not."""
-    real, broken = FolderImages.load, {"train": [9, 17, 25], "val": [1, 11, 19]}
-
-    def load(self: FolderImages, index: int) -> Any:
-        if index in broken[self.root.name]:
-            raise ImageError(f"{index} is broken.")
-        return real(self, index)
-
-    config = small_config(small_data, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(FolderImages, "load", load)
-        with pytest.raises(CorpusError, match="3 of 28 images cannot be decoded"):
-            execute(config)
-        assert not (tmp_path / "features.safetensors").exists()
-        broken["train"] = []
-        with pytest.raises(CorpusError, match="3 of 20 images cannot be decoded"):
-            execute(config)
-        assert not (tmp_path / "validation").exists()
+    config = copy_images(small_data, tmp_path)
+    out = tmp_path / "run"
+    whole = {file: file.read_bytes() for split in ("train", "val") for file in (tmp_path / split).glob("*/000.jpg")}
+    broken = [file for file in whole if "red" not in file.parts]
+    for file in broken:
+        file.write_bytes(b"broken")
+    with pytest.raises(CorpusError, match="3 of 28 images cannot be decoded"):
+        execute(config)
+    assert not (out / "features.safetensors").exists()
+    for file in broken[:3]:
+        file.write_bytes(whole[file])
+    with pytest.raises(CorpusError, match="3 of 20 images cannot be decoded"):
+        execute(config)
+    assert not (out / "validation").exists()
+    encoded = (out / "features.safetensors").stat().st_mtime_ns
+    for file in broken[3:]:
+        file.write_bytes(whole[file])
     execute(config)
-    rows = content(tmp_path)["rows"]
+    assert (out / "features.safetensors").stat().st_mtime_ns == encoded, "training images are not encoded again"
+    rows = content(out)["rows"]
     assert [row["images"] for row in rows] == [4 * VAL] * len(rows)
-    assert len(rows) == len(content(finished)["rows"])
+    broken[3].write_bytes(b"broken")
+    with pytest.raises(ArtifactError, match="belongs to another validation set"):
+        execute(config)
 
 
 def test_what_is_left_out_is_one_warning_and_fails_under_strict(

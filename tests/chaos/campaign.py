@@ -8,6 +8,7 @@ It prints a table and exits with 1 if anything went wrong. docs/RELIABILITY.md h
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -164,12 +165,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="file for the numbers")
     options = parser.parse_args()
     prepare()
-    with tempfile.TemporaryDirectory(prefix="redi-chaos-") as temporary:
-        ground = Ground(options.folder or Path(temporary) / "ground")
+    # Not a TemporaryDirectory: every forked child would remove it when it ends.
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="redi-chaos-"))
+    try:
+        ground = Ground(folder / "ground")
         ground.build()
         parts = parts_of(SHORT if options.short else LONG, ground, options.seed)
         print(f"{'part':<24} {'tried':>5} {'equal':>5} {'wrong':>5} {'time':>9}")
         tallies = campaign(ground, {name: part for name, part in parts.items() if options.only in name})
+    finally:
+        if not options.folder:
+            shutil.rmtree(folder, ignore_errors=True)
     if options.out:
         options.out.write_text(json.dumps({name: asdict(tally) for name, tally in tallies.items()}, indent=1) + "\n")
     sys.exit(1 if any(tally.faults for tally in tallies.values()) else 0)

@@ -8,12 +8,13 @@ from time import monotonic
 from rich.console import Console
 
 from redi.backbone import load_backbone
+from redi.backbone.checkpoint import checkpoint_digest
 from redi.demo.coverage import mean_coverage
 from redi.demo.generator import CLASSES, write_folder
-from redi.errors import ArtifactError
+from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import execute
 from redi.records import artifacts
-from redi.records.outputs import PICTURES, RUN, mark_run, require_own
+from redi.records.outputs import PICTURES, RUN, mark_run, recorded_identity, require_own
 from redi.records.results import FILE, Results, write_results
 from redi.report.build import build_report
 from redi.report.sheets import Sheet, print_sheet
@@ -42,6 +43,9 @@ def run_demo(
         runtime=RuntimeConfig(threads=threads, device="cpu"),
     ).checked()
     require_own(out)
+    backbone = checkpoint_digest(Path(config.backbone))
+    if recorded_identity(out).get("backbone", backbone) != backbone:
+        raise ConfigError(f"{out} is the folder of another run. Nothing was written; choose another --out.")
     if not RUN.marks(out):
         mark_run(out, {})  # the pictures that the run is made from do not exist yet
     say(f"drawing {train_per_class} + {val_per_class} pictures per class for {len(CLASSES)} classes")

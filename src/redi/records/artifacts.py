@@ -1,8 +1,8 @@
 """Artefacts of the stages: tensors and a manifest in one safetensors file, written completely or not at all.
 
 The manifest says what the tensors were made from (``key``) and with which version of the package. A file is current
-if its key equals the key that the stage would write now; then the stage is skipped. A digest covers the tensors, so
-a damaged file is detected and not used. Nothing is ever unpickled.
+if its key equals the key that the stage would write now; then the stage is skipped. Digests cover the tensors and the
+manifest, so a damaged file is detected and not used. Nothing is ever unpickled.
 """
 
 import errno
@@ -31,7 +31,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], key: Key, **notes: Any) -> N
     owned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = {"key": key, "notes": notes, "version": __version__, "digest": tensor_digest(owned)}
     try:
-        text = json.dumps(manifest, allow_nan=False)
+        text = json.dumps({**manifest, "seal": _seal(manifest)}, allow_nan=False)
     except ValueError:
         raise ArtifactError(f"{path} is not written: one of its numbers is not finite.") from None
     write_bytes(path, save_tensors(owned, metadata={"manifest": text}))
@@ -67,6 +67,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise _damaged(path) from error
     if not isinstance(content, dict) or not {"key", "digest", "notes"} <= set(content):
+        raise _damaged(path)
+    if content.pop("seal", "") != _seal(content):
         raise _damaged(path)
     return content
 
@@ -118,6 +120,13 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
         if tensor.numel():
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A digest of the manifest itself, whose notes are results too."""
+    as_read = json.loads(json.dumps(manifest, allow_nan=False))  # tuples are lists, and all names are texts
+    text = json.dumps(as_read, sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _damaged(path: Path) -> ArtifactError:

@@ -23,6 +23,8 @@ from redi.run.distributed import Ranks
 from redi.run.passes import Outcome, Pass, PassRunner
 from redi.run.places import data_places
 
+#: The folder of the parts of unfinished passes, which have keys of their own.
+PARTS = "partial"
 #: Increased by one when a stage computes something new, so that old artefacts are made again.
 FORMAT = 2
 
@@ -56,7 +58,7 @@ class Run:
         self.identity = ranks.share(self._identity)  # one process reads the data, not all of them
         self._input = self._other_input()
         self.cache: FeatureCache | None = None  # made when a stage first needs it
-        self.passes = PassRunner(self.folder / "partial", ranks, config.runtime)
+        self.passes = PassRunner(self.folder / PARTS, ranks, config.runtime)
 
     def _identity(self) -> dict[str, str]:
         return {
@@ -165,8 +167,13 @@ class Run:
         """Refuse the folder of a run of other data or of another checkpoint."""
         recorded = recorded_identity(self.folder)
         for part, digest in self.identity.items():
-            if recorded.get(part, digest) != digest:
+            if recorded.get(part, digest) != digest and self._has_results_of(part):
                 raise ArtifactError(_foreign(self.folder, part))
+
+    def _has_results_of(self, part: str) -> bool:
+        """Whether an artefact depends on a part. Until one does, e.g. damaged images may still be repaired."""
+        paths = [path for path in self.folder.rglob("*.safetensors") if path.relative_to(self.folder).parts[0] != PARTS]
+        return any(part in (artifacts.read_manifest(path) or {"key": ()})["key"] for path in paths)
 
     def claim(self) -> None:
         """Record the data, the checkpoint and the settings of the run; the marker of the folder comes first."""
