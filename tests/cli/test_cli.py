@@ -1,5 +1,6 @@
 """The command line and the cost of importing the package."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,20 @@ def test_cost_of_another_mlp_prints_both_numbers() -> None:
     wrong = run("cost", "--mlp", "-1")
     assert wrong.returncode == 1
     assert wrong.stderr.strip().count("\n") == 0
+
+
+def test_a_closed_output_is_no_failure() -> None:
+    command = f"{sys.executable} -m redi cost >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_letters_that_an_output_cannot_show_are_escaped() -> None:
+    code = "from redi.cli import main; import sys; sys.argv = ['redi', 'cost', '--help']; main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage" in done.stdout
 
 
 def test_a_users_mistake_is_one_line_and_a_failure() -> None:

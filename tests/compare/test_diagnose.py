@@ -197,8 +197,8 @@ def test_a_folder_of_the_users_or_among_the_data_is_refused_before_any_run(folde
     mark_run(folder / "run", {})
     for out, message in (
         (tmp_path, r"is not a folder of runs: it holds thesis\.tex"),
-        (folder, "contains the data"),
-        (folder / "train" / "new", "lies inside the data"),
+        (folder, "contains the training data"),
+        (folder / "train" / "new", "lies inside the training data"),
     ):
         with pytest.raises(ConfigError, match=message):
             diagnose(base(folder, out), [str(folder / "plain")])

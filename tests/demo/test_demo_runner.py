@@ -1,5 +1,6 @@
 """The demo from end to end at a smaller size, and how much of the object a score keeps."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_a_folder_of_the_users_gets_no_picture(tmp_path: Path) -> None:
         run_demo(tmp_path / "new", threads=-1)
     assert files_of(tmp_path) == before
     assert not (tmp_path / "new").exists()
+
+
+def test_the_folder_of_another_run_gets_no_picture(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    before = files_of(tmp_path)
+    with pytest.raises(ConfigError, match="is the folder of another run"):
+        run_demo(tmp_path / "run")
+    assert files_of(tmp_path) == before
 
 
 def test_a_demo_that_is_stopped_while_it_draws_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

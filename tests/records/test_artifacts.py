@@ -79,6 +79,16 @@ def test_a_file_without_our_manifest_is_refused(tmp_path: Path) -> None:
             artifacts.read_manifest(path)
 
 
+def test_a_changed_note_is_damage(file: Path) -> None:
+    """Notes are results too, so the file must not be used with another one."""
+    data = file.read_bytes()
+    assert data.count(b"not an image") == 1
+    file.write_bytes(data.replace(b"not an image", b"not an imagf"))
+    for read in (artifacts.read_manifest, artifacts.load):
+        with pytest.raises(ArtifactError, match=r"mass\.safetensors is damaged"):
+            read(file)
+
+
 def test_it_is_current_with_the_same_key_alone(file: Path) -> None:
     assert artifacts.is_current(file, KEY)
     assert artifacts.is_current(file, {**KEY, "blocks": [1, 2]}), "JSON knows no tuples"

@@ -163,6 +163,20 @@ def test_a_picture_never_replaces_a_photo(
     assert files_of(tmp_path) == before
 
 
+def test_a_picture_is_not_written_into_the_data_of_the_run(
+    seen_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(saved_config(seen_run).train) / "blue"
+    monkeypatch.chdir(folder)
+    before = files_of(folder)
+    monkeypatch.setattr("sys.argv", ["redi", "inspect", "000.jpg", "--run", str(seen_run), "--device", "cpu"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert "--out 000-redi.png lies inside the training data" in capsys.readouterr().err
+    assert files_of(folder) == before
+
+
 def test_a_changed_checkpoint_is_refused(seen_run: Path, tmp_path: Path) -> None:
     shutil.copytree(seen_run, tmp_path / "run")
     shutil.copytree(Path(saved_config(seen_run).backbone), tmp_path / "backbone")

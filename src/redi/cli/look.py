@@ -56,9 +56,11 @@ def inspect(
     `redi inspect cat.jpg --backbone facebook/dinov2-small`.
     """
     from redi.errors import ConfigError
-    from redi.records.outputs import PICTURE_SUFFIXES, require_file
+    from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
     from redi.report.inspection import print_inspection, write_picture
     from redi.rows import MAIN_ROW, PRODUCTS
+    from redi.run.config import saved_config
+    from redi.run.places import run_data
     from redi.stages.inspect import inspect_alone, inspect_in_run
 
     if (run is None) == (not backbone):
@@ -72,6 +74,7 @@ def inspect(
             raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")
         explained = inspect_alone(image, backbone, device)
     else:
+        require_apart(out, run_data(saved_config(run)))
         explained = inspect_in_run(image, run, class_, device, names)
     print_inspection(explained, score or MAIN_ROW)
     echo(f"picture: {write_picture(explained, score or MAIN_ROW, out)}")

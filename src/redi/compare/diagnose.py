@@ -26,7 +26,7 @@ from redi.records.results import Data, Results
 from redi.rows import DENSE, Score
 from redi.run.config import RunConfig
 from redi.run.distributed import choose_device, join_ranks
-from redi.run.places import data_places
+from redi.run.places import run_data
 from redi.run.progress import say
 from redi.stages.evaluate import prediction_name
 from redi.statistics import holm
@@ -62,7 +62,7 @@ def plan(base: RunConfig, backbones: Sequence[str]) -> dict[str, RunConfig]:
         raise ConfigError(f"classifier must be both or probe, not {base.classifier!r}.")
     if base.out:
         folder = Path(base.out).expanduser()
-        require_apart(folder, [("the data", place) for data in (base.train, base.val) for place in data_places(data)])
+        require_apart(folder, run_data(base))
         require_own_runs(folder, FILES)
     runs: dict[str, RunConfig] = {}
     for backbone in backbones:

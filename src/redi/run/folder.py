@@ -21,7 +21,7 @@ from redi.run.cache import FeatureCache
 from redi.run.config import MOST_WORDS, RunConfig, to_toml
 from redi.run.distributed import Ranks
 from redi.run.passes import Outcome, Pass, PassRunner
-from redi.run.places import data_places
+from redi.run.places import run_data
 
 #: The folder of the parts of unfinished passes, which have keys of their own.
 PARTS = "partial"
@@ -47,14 +47,7 @@ class Run:
                 f"{config.train} has images of fewer than two classes, but TF-IDF contrasts a class with the rest."
             )
         self.checkpoint = checkpoint_folder(config.backbone, config.revision or None)
-        require_apart(
-            self.folder,
-            [
-                *(("the training data", place) for place in data_places(config.train)),
-                *(("the validation data", place) for place in data_places(config.val)),
-                ("the backbone", self.checkpoint),
-            ],
-        )
+        require_apart(self.folder, [*run_data(config), ("the backbone", self.checkpoint)])
         self.identity = ranks.share(self._identity)  # one process reads the data, not all of them
         self._input = self._other_input()
         self.cache: FeatureCache | None = None  # made when a stage first needs it
@@ -129,6 +122,8 @@ class Run:
         manifest = artifacts.read_manifest(self.path(name))
         if manifest is None:
             return False
+        if Path(name).parts[0] == PARTS:  # unfinished work is simply made again
+            return artifacts.is_current(self.path(name), key)
         for part in ("backbone", "train", "val"):
             if manifest["key"].get(part, self.identity[part]) != self.identity[part]:
                 raise ArtifactError(_foreign(self.path(name), part))

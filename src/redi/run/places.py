@@ -4,13 +4,35 @@ import os
 from glob import glob
 from pathlib import Path
 
+from redi.run.config import RunConfig
+
+
+def run_data(config: RunConfig) -> list[tuple[str, Path]]:
+    """The places of the data of a run, with a name for messages."""
+    return [
+        *(("the training data", place) for place in data_places(config.train)),
+        *(("the validation data", place) for place in data_places(config.val)),
+    ]
+
 
 def data_places(where: str) -> list[Path]:
-    """The folder of a data set and the folders that it links to, or its shards; none for a dataset on the Hub."""
+    """The folder of a data set and all folders that it links to, or its shards; none for a dataset on the Hub."""
     if where.startswith("hf:"):
-        return []
+        path = Path(where.removeprefix("hf:").partition(":")[0])  # a Hub name, or a folder that datasets can load
+        return linked_folders(path) if path.is_dir() else []
     path = Path(where).expanduser()
-    if not path.is_dir():
-        return [Path(match) for match in glob(str(path))]
-    with os.scandir(path) as entries:
-        return [path, *(Path(entry.path) for entry in entries if entry.is_symlink() and entry.is_dir())]
+    return linked_folders(path) if path.is_dir() else [Path(match) for match in glob(str(path))]
+
+
+def linked_folders(root: Path) -> list[Path]:
+    """A folder and those that links below it lead to, each once."""
+    places, waiting = dict[str, Path](), [root]
+    while waiting:
+        place = waiting.pop()
+        real = os.path.realpath(place)
+        if real in places:
+            continue
+        places[real] = place
+        for folder, names, _ in os.walk(place):
+            waiting += [path for path in (Path(folder, name) for name in names) if path.is_symlink()]
+    return list(places.values())
