@@ -54,7 +54,7 @@ LONG = Plan(
     },
     interrupts={"run workers": 30, "compare": 30, "tune": 15, "export": 10, "report": 15},
     every=1,
-    damages=400,
+    damages=300,
     disks=60,
 )
 #: For the tests: two minutes.
