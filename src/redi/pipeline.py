@@ -107,10 +107,7 @@ def run_stages(run: Run, until: str = LAST) -> Results | None:
 
 
 def _check(run: Run) -> None:
-    """Find every mistake in the settings before the first byte of the run folder changes.
-
-    A finished run needs no model, so it is not loaded.
-    """
+    """Find every mistake in the settings before the first byte of the run folder changes."""
     if run.ranks.is_main:
         run.require_same()
     native_classes(run)

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from chaos.commands import Conditions, run
@@ -29,9 +30,9 @@ def _zero_half(file: Path) -> None:
     file.write_bytes(data)
 
 
-def _flip(file: Path) -> None:
+def _flip(file: Path, share: float = 2 / 3) -> None:
     data = bytearray(file.read_bytes())
-    data[len(data) * 2 // 3] ^= 0x10
+    data[int(len(data) * share)] ^= 0x10
     file.write_bytes(data)
 
 
@@ -50,6 +51,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "empty": _empty,
     "half zeroed": _zero_half,
     "one bit flipped": _flip,
+    "one bit of its head flipped": partial(_flip, share=0.02),
     "longer": _append,
     "a folder": _folder,
     "missing": Path.unlink,
