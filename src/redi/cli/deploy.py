@@ -43,7 +43,6 @@ def tune(
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
     from redi.deploy.tune import tune as find
-    from redi.errors import ConfigError
     from redi.records.outputs import TUNED, require_apart, require_own
     from redi.records.tuning import TuneConfig
     from redi.report.tune import draw_curve, print_tuned
@@ -67,12 +66,7 @@ def tune(
     places += [("the model", place) for place in data_places(model.removeprefix("timm:"))]
     require_apart(out, places)
     require_own(out, TUNED)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out):
-            pass  # raises before the work if the folder cannot be written to
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written to: {error.strerror}.") from None
+    _make_writable(out)
     with interruptible("stopped; nothing was written."):
         tuned = find(config)
     print_tuned(tuned)  # first, so that the numbers are seen even if the disk is full
@@ -80,6 +74,18 @@ def tune(
     draw_curve(tuned, out / "curve.png")
     for path in (*written, out / "curve.png"):
         echo(f"written: {path}")
+
+
+def _make_writable(folder: Path) -> None:
+    """Create a folder, and fail before the work if it cannot be written to."""
+    from redi.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be written to: {error.strerror}.") from None
 
 
 @app.command()
