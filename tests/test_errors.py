@@ -2,7 +2,7 @@
 
 import pytest
 
-from redi.errors import printable
+from redi.errors import one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,11 @@ def test_what_a_terminal_would_obey_is_escaped_and_the_rest_stays(text: str, sho
     assert printable(text) == shown
     assert printable(text).encode()
     assert printable(ValueError(text)) == shown
+
+
+def test_an_error_that_cannot_write_its_message_has_its_name() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no message")
+
+    assert one_line(Mute()) == "Mute"

@@ -49,7 +49,10 @@ class ExportError(RediError):
 
 def one_line(error: BaseException) -> str:
     """The type and the first line of an error that another library raised."""
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # of a class that cannot write its own message
+        lines = []
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -75,9 +75,14 @@ def leaving_python(dense):
 def undefined(dense):
     return dense.patches.sum(dim=-1) * float("nan")
 
+def far_apart(dense):
+    return dense.patches.new_tensor([-3e38, 3e38]).repeat(len(dense.patches), dense.patches.shape[1] // 2)
+
 def poisonous(dense):
     for tensor in (dense.attention, dense.query, dense.key, dense.value, dense.patches):
         tensor.fill_(7)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(True)
     dense.indices.clear()
     return dense.patches.new_ones(dense.patches.shape[:2]).cumsum(dim=1)
 
@@ -300,12 +305,13 @@ def test_mistakes_are_one_line_and_lose_nothing(folder: Path, request_: dict[str
         ("greedy", r"reducer 'greedy' failed: it must return \d+ tokens, not 1"),
         ("leaving_python", "scorer 'leaving_python' failed: SystemExit: 0"),
         ("undefined", "scorer 'undefined' failed: its scores are not all finite"),
+        ("far_apart", "scorer 'far_apart' failed: its scores are too far apart"),
     ],
 )
 def test_what_a_users_function_does_wrong_is_said(folder: Path, plugin: Path, name: str, message: str) -> None:
     own = f"{plugin}:{name}"
     asked: dict[str, Any] = {"scorers": ["mass"], "reducers": [own], "keeps": [0.8]}
-    if name in ("wrong_shape", "leaving_python", "undefined"):
+    if name in ("wrong_shape", "leaving_python", "undefined", "far_apart"):
         asked = {"scorers": [own, "col_l2"]}
     if name == "too_many":
         del asked["keeps"]

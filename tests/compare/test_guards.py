@@ -1,7 +1,8 @@
 """Guards around the user's own functions, called by hand."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -145,20 +146,90 @@ def test_rows_that_share_an_embedding_do_not_share_damage(dinov3: Backbone, pixe
     assert torch.equal(forward(dinov3, catalogue, Variant(reducer="prune"), scores, begun), clean)
 
 
+def change_torch() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_float32_matmul_precision("medium")
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(99)
+
+
+def torch_state() -> list[Any]:
+    return [
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_rng_state().tolist(),
+    ]
+
+
+@pytest.fixture
+def torch_before() -> Iterator[list[Any]]:
+    """The state of torch, put back at the end, so that a test that fails does not break others."""
+    before = torch_state()
+    yield before
+    torch.set_default_device(None)
+    torch.set_default_dtype(before[0])
+    torch.set_grad_enabled(before[2])
+    torch.set_num_threads(before[3])
+    torch.set_float32_matmul_precision(before[4])
+    torch.use_deterministic_algorithms(before[5])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_function_cannot_change_torch_for_others(torch_before: list[Any], fails: bool) -> None:
+    state = dense()
+    expected = torch_state()
+
+    def score(own: Dense) -> Tensor:
+        change_torch()
+        return own.patches if fails else own.patches[..., 0]
+
+    def reduce(*inputs: Any) -> Any:
+        reduction = one_shot(*inputs)
+        change_torch()
+        return None if fails else reduction
+
+    reducer = guarded_reducer("mine", reduce)
+    assert isinstance(reducer, OneShot)
+    for call in (
+        lambda: guarded_scorer("mine", score)(state),
+        lambda: reducer.reduce(state.patches, state.patches[..., 0], Budget(), GRID),
+    ):
+        with pytest.raises(InvalidInput, match="failed: it must") if fails else nullcontext():
+            call()
+        assert torch_state() == expected
+
+
 def exits(_dense: Dense) -> Tensor:
     sys.exit(3)
+
+
+class Mine(BaseException):
+    pass
+
+
+def raises_its_own(_dense: Dense) -> Tensor:
+    raise Mine("odd\x1b[2J\nsecond line")
 
 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
         (exits, "SystemExit: 3"),
+        (raises_its_own, r"Mine: odd\\x1b\[2J"),
         (lambda dense: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda dense: None, r"it must give \[2, 16\] scores, not NoneType"),
         (lambda dense: torch.zeros(2, 17), r"it must give \[2, 16\] scores, not \[2, 17\]"),
         (lambda dense: torch.full((2, 16), torch.nan), "its scores are not all finite"),
         (lambda dense: torch.full((2, 16), 1e200, dtype=torch.float64), "its scores are not all finite"),
         (lambda dense: torch.full((2, 16), -torch.inf), "its scores are not all finite"),
+        (lambda dense: torch.tensor([-3e38, 3e38]).repeat(2, 8), "its scores are too far apart"),
         (lambda dense: torch.zeros(2, 16, dtype=torch.complex64), "its scores are complex numbers"),
         (lambda dense: torch.zeros(2, 16, device="meta"), "its scores are on meta, but the patches are on cpu"),
     ],

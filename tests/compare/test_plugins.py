@@ -87,11 +87,32 @@ def test_two_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
         ("here = 3", "has no function, OneShot or Progressive called 'here'"),
         ("raise ValueError('one\\ntwo')", "cannot be imported: ValueError: one$"),
         ("import sys; sys.exit()", "cannot be imported: SystemExit$"),
+        ("class Mine(BaseException): pass\nraise Mine('odd\\x1b[2J')", r"cannot be imported: Mine: odd\\x1b\[2J$"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_plugin(f"{write(tmp_path, text)}:here")
+
+
+def test_ctrl_c_while_a_file_is_loaded_is_the_users_own(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load_plugin(f"{write(tmp_path, 'raise KeyboardInterrupt')}:here")
+
+
+def test_a_file_cannot_change_torch_for_others(tmp_path: Path) -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    text = (
+        "import torch\ntorch.manual_seed(99)\ntorch.set_default_dtype(torch.float64)\n"
+        f"torch.set_num_threads({threads + 1})\nhere = lambda: torch.get_default_dtype()\n"
+    )
+    try:
+        assert load_plugin(f"{write(tmp_path, text)}:here").value() == torch.float32
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
 
 
 def test_the_bytes_that_are_hashed_are_those_that_run(tmp_path: Path) -> None:

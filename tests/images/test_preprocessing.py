@@ -6,7 +6,7 @@ from PIL import Image
 
 from redi.errors import ImageError, InvalidInput
 from redi.images import Preprocessing
-from redi.images.preprocessing import crop, default_size, normalise, resampling, resize, shorter_side, to_bytes
+from redi.images.preprocessing import FILTERS, crop, default_size, normalise, resampling, resize, shorter_side, to_bytes
 from redi.views import View, reference_view, validation_views
 
 MEAN, STD = (0.5, 0.5, 0.2), (0.5, 0.25, 0.1)
@@ -54,6 +54,10 @@ def test_every_patch_size_has_the_papers_grid_and_ratio(patch: int, size: int, s
 def test_filters_have_lower_case_names() -> None:
     assert resampling("bilinear") is Image.Resampling.BILINEAR
     assert resampling("lanczos") is Image.Resampling.LANCZOS
+
+
+def test_filters_do_not_depend_on_the_version_of_pillow() -> None:
+    assert list(FILTERS) == ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
 @pytest.mark.parametrize("name", ["random", "", "Bicubic"])

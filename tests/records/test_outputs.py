@@ -1,5 +1,6 @@
 """Where results may be written: not over the user's files, not over the inputs."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from redi.records.outputs import (
     recorded_identity,
     require_apart,
     require_file,
+    require_no_link,
     require_own,
     require_own_runs,
     require_run,
@@ -33,6 +35,28 @@ def test_a_marker_of_another_program_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN.file).write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"holds run\.json and no run\.json of ours"):
         require_own(tmp_path)
+
+
+def test_a_marker_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_options: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    mark_run(tmp_path, {})
+    monkeypatch.setattr(Path, "read_text", refuse)
+    for check in (require_run, require_own, recorded_identity):
+        with pytest.raises(ArtifactError, match=r"run\.json cannot be read: Permission denied\.$"):
+            check(tmp_path)
+
+
+def test_a_folder_inside_a_run_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "report").symlink_to(tmp_path / "photos")
+    (tmp_path / "figures").symlink_to(tmp_path / "nowhere")
+    for name in ("report", "figures"):
+        with pytest.raises(ConfigError, match=rf"{name} is a link to another place\. Nothing was written"):
+            require_no_link(tmp_path / name)
+    require_no_link(tmp_path / "photos")
+    require_no_link(tmp_path / "new")
 
 
 def test_new_empty_and_own_folders_are_free(tmp_path: Path) -> None:

@@ -300,8 +300,8 @@ def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path: Path,
     assert isinstance(results, Results)
     file = write_results(tmp_path, results)
     before = file.read_text()
-    spoilt = dataclasses.replace(results, rows=[ROW, dataclasses.replace(ROW, top1_interval=(70.0, value))])
-    with pytest.raises(ArtifactError, match=r"not written: its rows\.1\.top1_interval\.1 is not a finite number"):
+    spoilt = dataclasses.replace(results, rows=[ROW, dataclasses.replace(ROW, delta_interval=(-2.0, value))])
+    with pytest.raises(ArtifactError, match=r"not written: its rows\.1\.delta_interval\.1 is not a finite number"):
         write_results(tmp_path, spoilt)
     assert file.read_text() == before
     file.write_text(json.dumps(changed(json.loads(before), ("rows", 0, "top1"), value)))

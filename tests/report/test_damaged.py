@@ -138,6 +138,24 @@ def test_results_that_lack_a_part_end_the_command_with_one_line(
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [("top1", 1e308), ("top1", -5), ("top5", 100.1), ("agreement", -1), ("top1_interval", [0, 1e308])],
+)
+def test_a_percentage_outside_0_to_100_is_refused(run: Path, field: str, value: Any) -> None:
+    file = run / "results.json"
+    original = file.read_text()
+    content = json.loads(original)
+    content["rows"][0][field] = value
+    file.write_text(json.dumps(content))
+    try:
+        for command in (build_report, write_figures):
+            with pytest.raises(RediError, match=r"results\.json cannot be read .*The row 'dense' has a percentage of "):
+                command(run)
+    finally:
+        file.write_text(original)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
         ("rows", [], "It has no rows"),

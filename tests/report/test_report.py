@@ -331,6 +331,17 @@ def test_a_run_of_an_earlier_version_is_told_to_run_again(seen_run: Path, tmp_pa
             command(tmp_path / "run")
 
 
+def test_files_behind_a_link_are_not_replaced(seen_run: Path, tmp_path: Path) -> None:
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    shutil.copytree(seen_run, folder, ignore=shutil.ignore_patterns("report", "figures"))
+    mine.mkdir()
+    for name, command in (("report", build_report), ("figures", write_figures)):
+        (folder / name).symlink_to(mine)
+        with pytest.raises(ConfigError, match=f"{name} is a link to another place"):
+            command(folder)
+    assert list(mine.iterdir()) == []
+
+
 def test_the_figures_image_can_be_chosen_and_mistakes_are_one_line(seen_run: Path, tmp_path: Path) -> None:
     explorer = Explorer(seen_run)
     chosen = telling_image(explorer, "probe", "redi_mass", range(20))

@@ -21,7 +21,7 @@ Three = tuple[float, float, float]
 def checkpoint_input(file: Path, patch_size: int, mean: Any, std: Any, interpolation: str = "") -> Preprocessing:
     """The preprocessing with the ``mean`` and ``std`` that ``file`` gives; None means ImageNet's.
 
-    The filter is bicubic, the default, if the checkpoint names none or one that Pillow does not have. timm names
+    The filter is bicubic, the default, if the checkpoint names none or one that is not in ``FILTERS``. timm names
     "random" for models that were trained with several filters.
     """
     centre = _three(file, DEFAULT_MEAN if mean is None else mean)

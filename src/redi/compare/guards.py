@@ -1,11 +1,13 @@
 """Guards around the user's own functions.
 
-A function gets copies of its tensors, so that an operation in place changes nothing that other rows read. Its result
-is checked before anything is computed from it or stored. Whatever it raises, ``sys.exit`` included, becomes a message
-of one line. Functions of the package are not guarded: they change nothing, and copies take time.
+A function gets copies of its tensors, so that an operation in place changes nothing that other rows read. torch's
+settings and random state are put back after each call. Its result is checked before anything is computed from it or
+stored. Whatever it raises, ``sys.exit`` included, becomes a message of one line. Functions of the package are not
+guarded: they change nothing, and copies take time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from operator import index as as_integer
 from typing import Any
@@ -14,11 +16,35 @@ import torch
 from torch import Tensor
 
 from redi.budget import Budget
-from redi.errors import InvalidInput, RediError, one_line
+from redi.errors import InvalidInput, RediError, one_line, printable
 from redi.grid import Grid
 from redi.reduction import Inside, OneShot, Progressive, Reducer, Reduction, Schedule
 from redi.reduction.result import DROPPED
+from redi.score import norm01
 from redi.scorers import Dense, PatchScores, Scorer
+
+#: Settings of torch that hold for the whole process and change results: how each is read and set.
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+)
+
+
+@contextmanager
+def unchanged_torch() -> Iterator[None]:
+    """Put torch's settings and random state back as they were before the context."""
+    before = [read() for read, _ in SETTINGS]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for (read, write), value in zip(SETTINGS, before, strict=True):
+                if read() != value:
+                    write(value)
 
 
 def guarded_scorer(name: str, function: Callable[..., Any]) -> Scorer:
@@ -33,7 +59,10 @@ def guarded_scorer(name: str, function: Callable[..., Any]) -> Scorer:
         if scores.is_complex():
             raise InvalidInput("its scores are complex numbers")
         _require_device("scores", scores, dense.patches)
-        return _finite("scores", scores.detach().float())
+        scores = _finite("scores", scores.detach().float())
+        if not torch.isfinite(norm01(scores)).all():
+            raise InvalidInput("its scores are too far apart: their range is no finite FP32 number")
+        return scores
 
     guarded: Scorer = _guard(f"scorer {name!r}", score)
     return guarded
@@ -64,10 +93,13 @@ def guarded_reducer(name: str, value: Any) -> Reducer:
 def _guard(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         try:
-            return function(*inputs)
-        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            with unchanged_torch():
+                return function(*inputs)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's code raises
             reason = str(error) if isinstance(error, RediError) else one_line(error)
-            raise InvalidInput(f"The {what} failed: {reason.rstrip('.')}.") from error
+            raise InvalidInput(f"The {what} failed: {printable(reason).rstrip('.')}.") from error
 
     return call
 

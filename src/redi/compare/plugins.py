@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from redi.attention import ATTENTION_SCORES
 from redi.compare.grid import Request
-from redi.compare.guards import guarded_reducer, guarded_scorer
+from redi.compare.guards import guarded_reducer, guarded_scorer, unchanged_torch
 from redi.corpus import LABEL_SOURCES, TERMS
-from redi.errors import ConfigError, one_line
+from redi.errors import ConfigError, one_line, printable
 from redi.reduction import REDUCERS, OneShot, Progressive
 from redi.rows import DENSE, Catalogue
 from redi.scorers import SCORERS
@@ -49,9 +49,12 @@ def load_plugin(text: str) -> Plugin:
     sys.modules[module.__name__] = module  # dataclasses and pickling look up a class's module there
     try:
         # The bytes that are hashed are the bytes that run; nothing is written beside the user's file.
-        exec(compile(source, path, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise ConfigError(f"{path} cannot be imported: {one_line(error)}") from error
+        with unchanged_torch():
+            exec(compile(source, path, "exec"), module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's file raises
+        raise ConfigError(f"{path} cannot be imported: {printable(one_line(error))}") from error
     value = getattr(module, name, None)
     if not (callable(value) or isinstance(value, OneShot | Progressive)):
         raise ConfigError(f"{path} has no function, OneShot or Progressive called {name!r}.")

@@ -16,8 +16,15 @@ GRID_SIDE = 14
 #: ImageNet's constants, for checkpoints that give none.
 DEFAULT_MEAN = (0.485, 0.456, 0.406)
 DEFAULT_STD = (0.229, 0.224, 0.225)
-#: Pillow's filters, which resize images, by name. All but nearest are antialiased.
-FILTERS = {entry.name.lower(): entry for entry in Image.Resampling}
+#: Filters that resize images, by name: those that every version of Pillow has. All but nearest are antialiased.
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
 
 
 @dataclass(frozen=True)

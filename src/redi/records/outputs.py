@@ -32,7 +32,9 @@ class Marker(NamedTuple):
         path = folder / self.file
         try:
             content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except (OSError, ValueError, RecursionError):
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from None
+        except (ValueError, RecursionError):
             return False
         return isinstance(content, dict) and all(name in content for name in self.fields)
 
@@ -69,6 +71,12 @@ def require_run(folder: Path) -> None:
     """Refuse a folder that no run has made."""
     if not RUN.marks(folder):
         raise ConfigError(f"{folder} is not a run folder: it has no {RUN.file} of ours. Use `redi run` first.")
+
+
+def require_no_link(folder: Path) -> None:
+    """Refuse a folder inside a run that is a link: the files behind it are the user's."""
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link to another place. Nothing was written; remove the link.")
 
 
 def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:

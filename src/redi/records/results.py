@@ -8,11 +8,13 @@ from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES
 from redi.cost import CostRow
-from redi.errors import ArtifactError, RediError
+from redi.errors import ArtifactError, InvalidInput, RediError
 from redi.records.reading import read_record, write_record
 from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, SCORES, CorpusSettings, Score, describe
 
 FILE = "results.json"
+#: How far the ends of an interval may lie beyond 0 and 100 percent.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Row:
     images: int
     agreement: float  # percent of images with the same Top-1 as dense, right or wrong
     divergence: float  # mean KL divergence from dense's distribution, nats
+
+    def __post_init__(self) -> None:
+        for percent in (self.top1, self.top5, self.agreement, *self.top1_interval):
+            if not -ROUNDING <= percent <= 100 + ROUNDING:
+                raise InvalidInput(f"The row {self.name!r} has a percentage of {percent:g}: it must lie in 0..100.")
 
     @property
     def score(self) -> Score:

@@ -18,7 +18,7 @@ from redi import __version__
 from redi.corpus import LABEL_SOURCES
 from redi.records import artifacts
 from redi.records.comparison import earlier_bundle
-from redi.records.outputs import require_run
+from redi.records.outputs import require_no_link, require_run
 from redi.records.results import Results, Row, read_results
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
@@ -42,6 +42,8 @@ LINES_MEAN = (
 def build_report(folder: Path, names: Path | None = None) -> Path:
     """Write RUN/report/index.html. ``names`` is a file with readable names of the classes."""
     require_run(folder)
+    path = folder / "report" / "index.html"
+    require_no_link(path.parent)
     results = read_results(folder)
     explorer = Explorer(folder, names)
     data = content(folder, results, explorer)
@@ -72,7 +74,6 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     # One pass over the template, so that no text in a value is taken for a slot.
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(r"\{\{(\w+)\}\}", lambda match: slots[match[1]], template)
-    path = folder / "report" / "index.html"
     # File names may hold bytes that are not UTF-8.
     artifacts.write_bytes(path, text.encode("utf-8", errors="replace"))
     return path

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from redi.corpus import TRUE_CLASS
 from redi.records.results import Results, Row
-from redi.report.saving import save_figure
+from redi.report.saving import new_figure, save_figure
 from redi.rows import DENSE, marked_title
 
 #: Line styles: dashed is an oracle, dotted a score that needs a dense pass.
@@ -16,13 +16,11 @@ def draw_curves(results: Results, path: Path) -> bool:
 
     If no reducer was measured at three costs or more, no file is written and the result is False.
     """
-    from matplotlib.figure import Figure
-
     names = results.classifiers
     curves = {name: curves_of(results, name) for name in names}
     if not any(curves.values()):
         return False
-    figure = Figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
+    figure = new_figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     labels = sorted({name for lines in curves.values() for name in lines})
     for axes, classifier in zip(panels, names, strict=True):

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
-from redi.records.outputs import require_run
+from redi.records.outputs import require_no_link, require_run
 from redi.records.reading import build
 from redi.records.results import read_results
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.report.explorer import Explorer, telling_image
 from redi.report.pictures import draw_overview
-from redi.report.saving import save_figure
+from redi.report.saving import new_figure, save_figure
 from redi.report.sheets import to_latex, to_markdown
 from redi.report.tables import paper_tables
 from redi.rows import MAIN_ROW, PRODUCTS
@@ -25,6 +25,8 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     ``image`` is the index of an image of the explorer sample; without it, :func:`telling_image` chooses one.
     """
     require_run(folder)
+    out = folder / "figures"
+    require_no_link(out)
     results = read_results(folder)
     explorer = Explorer(folder, names)
     if row not in PRODUCTS:
@@ -34,7 +36,6 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
         number = telling_image(explorer, classifier, row, range(len(explorer)))
     else:
         number = _place(explorer, image)
-    out = folder / "figures"
 
     def paths(name: str) -> list[Path]:
         return [out / f"{name}.{suffix}" for suffix in FORMATS]
@@ -109,10 +110,9 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
     Left: word frequency by rank, with one codebook per block, and how well Zipf's law fits. Right: the last block's
     words on the validation images by frequency, the REDI score mass of the same words, and their correlation.
     """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    figure = new_figure(figsize=(7.2, 2.8), layout="constrained")
+    from matplotlib import colormaps  # after the figure, which says in one line if matplotlib cannot be imported
 
-    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, (block, counts) in enumerate(figure2.blocks):
         colour = colormaps["viridis"](0.15 + 0.7 * number / max(len(figure2.blocks) - 1, 1))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from redi.records.explained import Explained, Fate
-from redi.report.saving import save_figure
+from redi.report.saving import new_figure, save_figure
 from redi.rows import DENSE, Score
 
 #: Colours of the roles, as in the report: kept patches stay clear.
@@ -22,11 +22,9 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
 
     It is as wide as the text of a page with two columns.
     """
-    from matplotlib.figure import Figure
-
     product = Score.parse(row)
     attention = Score(local=product.local)
-    figure = Figure(figsize=(7.2, 4.25))
+    figure = new_figure(figsize=(7.2, 4.25))
     halves = figure.add_gridspec(
         2, 1, height_ratios=(1, 0.87), left=0.005, right=0.995, bottom=0.005, top=0.93, hspace=0.14
     )
@@ -50,10 +48,8 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
 
 def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
     """Draw the attention scores and the roles that each of them assigns, for an image without a corpus."""
-    from matplotlib.figure import Figure
-
     names = list(image.scores)
-    figure = Figure(figsize=(2.3 * (len(names) + 1), 4.9))
+    figure = new_figure(figsize=(2.3 * (len(names) + 1), 4.9))
     panels = figure.subplots(
         2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
     )

@@ -1,14 +1,31 @@
-"""Figures as files, written completely or not at all."""
+"""Figures of matplotlib: made in one place, and written completely or not at all."""
 
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from redi.errors import ConfigError, one_line
 from redi.records import artifacts
+
+
+def new_figure(**settings: Any) -> Any:
+    """An empty figure. Settings of the user with which matplotlib cannot be imported are one line."""
+    try:
+        from matplotlib.figure import Figure
+    except Exception as error:  # an unknown backend, a matplotlibrc that cannot be read
+        raise ConfigError(
+            f"No figure can be drawn, because matplotlib cannot be imported: {one_line(error)}. "
+            "Check the variables MPLBACKEND and MATPLOTLIBRC and the file matplotlibrc."
+        ) from error
+    return Figure(**settings)
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Write a figure of matplotlib in the format of the suffix; a full disk is one line."""
     content = BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."), dpi=dpi)
+    with warnings.catch_warnings():
+        # Names of classes may be in a script that the font lacks; they are drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(content, format=path.suffix.removeprefix("."), dpi=dpi)
     artifacts.write_bytes(path, content.getvalue())

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from redi.records.tuning import Tuned
-from redi.report.saving import save_figure
+from redi.report.saving import new_figure, save_figure
 from redi.report.sheets import Sheet, print_sheet
 
 
@@ -67,9 +67,7 @@ def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
 
 def draw_curve(tuned: Tuned, path: Path) -> None:
     """Draw the loss against the speed-up."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     speeds = [point.speedup.median for point in tuned.points]
     drops = [point.drop for point in tuned.points]
