@@ -42,9 +42,16 @@ class Plan:
 
 LONG = Plan(
     kills={
-        **{"run small": 60, "run workers": 60, "run cached": 60, "run stock": 40},
-        **{"torchrun small": 20, "torchrun stock": 10},
-        **{"compare": 50, "tune": 10, "export": 10, "report": 20},
+        "run small": 60,
+        "run workers": 60,
+        "run cached": 60,
+        "run stock": 40,
+        "torchrun small": 20,
+        "torchrun stock": 10,
+        "compare": 50,
+        "tune": 10,
+        "export": 10,
+        "report": 20,
     },
     interrupts={"run workers": 30, "compare": 30, "tune": 15, "export": 10, "report": 15},
     every=1,
