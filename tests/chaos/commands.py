@@ -60,7 +60,7 @@ class Outcome:
         if self.code < 0:
             return f"died of signal {-self.code}"
         if "Traceback" in self.stderr or "Exception ignored" in self.stderr:
-            return f"traceback: {self.stderr.strip().splitlines()[-1]}"
+            return f"traceback: {self.stderr[-600:]!r}"
         if self.code == 1 and len(self.errors) != 1:
             return f"exit 1 with {len(self.errors)} lines: {self.stderr[-300:]}"
         if any(not letter.isprintable() and letter != "\n" for letter in self.stderr):

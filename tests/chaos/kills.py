@@ -21,6 +21,10 @@ MOST_KILLS = 10
 FRESH = 0.1
 
 
+#: Starts a command in a place, to be hit by a signal of this number.
+Start = Callable[[Ground, Path, random.Random, int], Command]
+
+
 @dataclass
 class Tally:
     """What a part of the campaign counted."""
@@ -35,15 +39,16 @@ class Target:
     """A command under attack: how it starts in a folder, and what it must end with."""
 
     name: str
-    start: Callable[[Ground, Path, random.Random], Command]
+    start: Start
     result: Callable[[Path], Any]
     prepare: Callable[[Ground, Path], None] = lambda ground, place: None
 
 
-def _command(*arguments: str) -> Callable[[Ground, Path, random.Random], Command]:
-    def start(ground: Ground, place: Path, draw: random.Random) -> Command:
+def _command(*arguments: str) -> Start:
+    def start(ground: Ground, place: Path, draw: random.Random, number: int) -> Command:
         texts = [text.format(user=ground.user, place=place) for text in arguments]
-        return Command(texts, Conditions(fresh=draw.random() < FRESH))
+        # Before Python has started our code, Ctrl-C shows Python's own traceback.
+        return Command(texts, Conditions(fresh=number == signal.SIGKILL and draw.random() < FRESH))
 
     return start
 
@@ -56,7 +61,7 @@ def _run(config: str) -> Target:
 def _torchrun(config: str) -> Target:
     """The number of processes changes from start to start."""
 
-    def start(ground: Ground, place: Path, draw: random.Random) -> Command:
+    def start(ground: Ground, place: Path, draw: random.Random, _number: int) -> Command:
         arguments = ["run", "--config", str(ground.config(config)), "--out", str(place / "run")]
         return Command(arguments, torchrun=draw.choice([1, 2, 3]))
 
@@ -112,7 +117,7 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: in
     """Kill a command ``kills`` times, or interrupt it with Ctrl-C. Every so often let it finish and compare."""
     draw = random.Random(f"{seed} {target.name} {number}")
     reference = _begin(ground, target, "whole")
-    outcome = target.start(ground, reference, draw).finish(600)
+    outcome = target.start(ground, reference, draw, number).finish(600)
     tally = Tally()
     if outcome.code != 0:
         tally.faults.append(f"{target.name}: the uninterrupted command failed: {_end(outcome)}")
@@ -121,7 +126,7 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: in
     while tally.tried < kills and not tally.faults:
         place = _begin(ground, target, "killed")
         for _ in range(draw.randint(3, MOST_KILLS)):
-            command = target.start(ground, place, draw)
+            command = target.start(ground, place, draw, number)
             command.wait(draw.uniform(0, 0.6 * outcome.seconds))
             # A whole job dies in a power cut; the main process alone when memory runs out.
             if command.kill(draw.random() < 0.5, number):
@@ -131,7 +136,7 @@ def kill_often(ground: Ground, target: Target, kills: int, seed: int, number: in
                 tally.faults.append(f"{target.name}: processes outlive their killed parent")
             if not _as_expected(ended, number):
                 tally.faults.append(f"{target.name}: {ended.fault or _end(ended)}")
-        last = target.start(ground, place, draw).finish(600)
+        last = target.start(ground, place, draw, number).finish(600)
         tally.compared += 1
         if last.code != 0:
             tally.faults.append(f"{target.name}: did not continue: {_end(last)}")
