@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("--workers -1", "workers"),
         ("--threads -1", "threads"),
         ("--resize fuzzy", "resize"),
-        ("--words many", "many"),
+        ("--words many", "--words"),
         ("--train {user}/nothing", "there is no folder"),
         ("--val {user}/nothing", "there is no folder"),
         ("--train {user}/map.tsv", "map.tsv"),

@@ -17,6 +17,8 @@ BAD_VALUES: dict[type, tuple[str, ...]] = {
     str: ("3", '"no such value"', "true"),
     bool: ("3", '"yes"'),
 }
+#: Settings that name something; the message shows what they name.
+PATHS = ("backbone", "train", "val", "class_map")
 #: (setting, value) of BAD_VALUES that are no mistakes.
 ALLOWED = {
     ("spatial", "-1.0"),
@@ -39,7 +41,7 @@ def settings() -> Iterator[Case]:
     for table, name, kind in entries(RunConfig(), ""):
         for value in BAD_VALUES[kind]:
             if (name, value) not in ALLOWED:
-                said = "no such value" if name in ("backbone", "train", "val") and "such" in value else name
+                said = "no such value" if name in PATHS and "such" in value else name
                 yield Case(f"setting: [{table}] {name} = {value}", _with_setting(table, name, value), said)
     for text, expected in (
         ("nothing = 3", "unknown key"),
