@@ -21,7 +21,7 @@ from redi.compare.compare import compare
 from redi.compare.grid import Request
 from redi.pipeline import execute
 from redi.run.config import saved_config
-from small_run import small_config, start, write_images
+from small_run import CLASS_MAP, small_config, start, write_images
 
 #: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.
 HOSTILE_CLASS = "<"
@@ -95,7 +95,7 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_images(folder)
     save_checkpoint("dinov3", folder / "backbone")
     save_checkpoint("dinov2_swiglu_head", folder / "head")
-    (folder / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    (folder / "map.tsv").write_text(CLASS_MAP)
     return folder
 
 

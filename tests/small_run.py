@@ -23,11 +23,13 @@ from redi.run.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfi
 
 COLOURS = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
 TRAIN, VAL = 7, 5
+#: The classes of a small head with seven classes that the folders stand for.
+CLASS_MAP = "amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n"
 
 
-def write_images(folder: Path) -> None:
+def write_images(folder: Path, train: int = TRAIN, val: int = VAL) -> None:
     """Noise around a class colour, with a square of it somewhere: enough for a probe to learn."""
-    for split, count in (("train", TRAIN), ("val", VAL)):
+    for split, count in (("train", train), ("val", val)):
         for label, (name, colour) in enumerate(COLOURS.items()):
             (folder / split / name).mkdir(parents=True)
             for number in range(count):

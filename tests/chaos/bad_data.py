@@ -9,7 +9,8 @@ from io import BytesIO
 from pathlib import Path
 
 from chaos.case import Case, fixed
-from chaos.ground import CLASSES, Ground
+from chaos.ground import Ground
+from small_run import COLOURS
 
 
 def _small_data(ground: Ground, place: Path) -> Path:
@@ -51,7 +52,7 @@ def _empty(folder: Path) -> None:
 def _flatten(folder: Path) -> None:
     for number, file in enumerate(_pictures(folder)):
         file.rename(folder / f"{number}.jpg")
-    for name in CLASSES:
+    for name in COLOURS:
         (folder / name).rmdir()
 
 
@@ -67,7 +68,7 @@ def _become_file(folder: Path) -> None:
 
 def _leave_one_class(data: Path) -> None:
     for split in ("train", "val"):
-        for name in list(CLASSES)[1:]:
+        for name in list(COLOURS)[1:]:
             shutil.rmtree(data / split / name)
 
 

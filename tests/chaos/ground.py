@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-CLASSES = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
-#: Images per class: (training, validation). The large set has several chunks of the stock size of 256 images.
-SMALL, LARGE = (7, 5), (150, 70)
+#: Images per class of the large set, for training and validation: several chunks of the stock size of 256 images.
+LARGE = (150, 70)
 
 CONFIG = """
 backbone = "{user}/{backbone}"
@@ -109,22 +106,6 @@ def content(run: Path) -> dict[str, Any]:
     return {**found, "rows": results["rows"], "digests": results["digests"]}
 
 
-def write_images(folder: Path, counts: tuple[int, int]) -> None:
-    """Noise around a square in the colour of the class."""
-    import torch
-
-    for split, count in zip(("train", "val"), counts, strict=True):
-        for label, (name, colour) in enumerate(CLASSES.items()):
-            (folder / split / name).mkdir(parents=True)
-            for number in range(count):
-                generator = torch.Generator().manual_seed(10_000 * label + number + 5_000 * (split == "val"))
-                noise = torch.randint(0, 256, (10, 12, 3), generator=generator, dtype=torch.uint8)
-                image = Image.fromarray(noise.numpy()).resize((72, 64), Image.Resampling.BILINEAR)
-                left, top = torch.randint(0, 30, (2,), generator=generator).tolist()
-                image.paste(colour, (left, top, left + 30, top + 25))
-                image.save(folder / split / name / f"{number:03d}.jpg")
-
-
 def write_shard(folder: Path, images: Path) -> None:
     folder.mkdir()
     with tarfile.open(folder / "0.tar", "w") as shard:
@@ -152,16 +133,17 @@ def write_hub(folder: Path, picture: bytes) -> None:
 
 def make(root: Path) -> None:
     from families import save_checkpoint
+    from small_run import CLASS_MAP, write_images
 
     ground = Ground(root)
     ground.user.mkdir(parents=True)
-    write_images(ground.user / "small", SMALL)
-    write_images(ground.user / "large", LARGE)
+    write_images(ground.user / "small")
+    write_images(ground.user / "large", *LARGE)
     save_checkpoint("dinov3", ground.user / "backbone")
     save_checkpoint("vit_head", ground.user / "head")
     write_shard(ground.user / "train-shards", ground.user / "small" / "train")
     write_shard(ground.user / "val-shards", ground.user / "small" / "val")
-    (ground.user / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    (ground.user / "map.tsv").write_text(CLASS_MAP)
     shutil.copytree(ground.user / "small" / "val" / "red", ground.user / "photos")
     write_hub(ground.user / "hub", (ground.user / "photos" / "000.jpg").read_bytes())
     precious = ground.user / "precious"  # a folder that only looks like a run

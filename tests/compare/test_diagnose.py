@@ -27,7 +27,7 @@ from redi.report.diagnose import publish
 from redi.run.config import RunConfig, to_toml
 from redi.run.passes import PassRunner
 from redi.statistics import holm
-from small_run import files_of, small_config, write_images
+from small_run import CLASS_MAP, files_of, small_config, write_images
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_images(folder)
     save_checkpoint("dinov2", folder / "plain")
     save_checkpoint("vit_head", folder / "head")
-    (folder / "map.tsv").write_text("amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n")
+    (folder / "map.tsv").write_text(CLASS_MAP)
     return folder
 
 
