@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Tests of what depends on the versions of transformers and timm.
-MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/compare/test_diagnose.py \
+MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/comparison/test_diagnose.py \
 	tests/deploy/test_deploy.py
 
 .PHONY: setup lint types browser test test-matrix demo format bench chaos clean

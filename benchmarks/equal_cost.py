@@ -16,15 +16,15 @@ from torch import Tensor
 
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
-from redi.compare.ground import Ground
-from redi.compare.studies import DEPLOYABLE_COSTS, OWN, deployable
+from redi.comparison.ground import Ground
+from redi.comparison.studies import DEPLOYABLE_COSTS, OWN, deployable
 from redi.deploy import Accelerated, Setting
 from redi.images import open_images
 from redi.images.classes import head_classes
 from redi.images.loader import ViewDataset
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
-from redi.run.config import VocabularyConfig
+from redi.runs.config import VocabularyConfig
 from redi.stages.evaluate import forward, tokens_and_cost
 from redi.statistics import divergence, holm, mcnemar_test, paired_bootstrap, paired_mean_test
 

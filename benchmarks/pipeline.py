@@ -23,9 +23,9 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from library import Work, ratios, report
 from redi.pipeline import execute
-from redi.run.config import AnalysisConfig, RunConfig, RuntimeConfig, VocabularyConfig
-from redi.run.distributed import Ranks
-from redi.run.folder import Run
+from redi.runs.config import AnalysisConfig, RunConfig, RuntimeConfig, VocabularyConfig
+from redi.runs.distributed import Ranks
+from redi.runs.folder import Run
 from redi.stages.features import MAIN, block_of, cache_key, feature_cache
 from redi.stages.tfidf import build_table
 

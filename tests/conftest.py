@@ -17,10 +17,10 @@ from hypothesis import settings
 from checking import without_checks
 from families import CHECKPOINTS, save_checkpoint
 from redi.backbone import Backbone, load_backbone
-from redi.compare.compare import compare
-from redi.compare.grid import Request
+from redi.comparison.compare import compare
+from redi.comparison.grid import Request
 from redi.pipeline import execute
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 from small_run import CLASS_MAP, small_config, start, write_images
 
 #: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.

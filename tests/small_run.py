@@ -19,7 +19,7 @@ from PIL import Image
 from redi.errors import RediError
 from redi.pipeline import execute
 from redi.records import artifacts
-from redi.run.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig
+from redi.runs.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig
 
 COLOURS = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60), "red": (200, 30, 40)}
 TRAIN, VAL = 7, 5

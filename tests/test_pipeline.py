@@ -22,8 +22,8 @@ from redi.records import artifacts
 from redi.records.results import Results, read_results, write_results
 from redi.reduction import Budget
 from redi.report.tables import print_tables
-from redi.run.config import read_config
-from redi.run.passes import Outcome, Pass, PassRunner
+from redi.runs.config import read_config
+from redi.runs.passes import Outcome, Pass, PassRunner
 from redi.stages.inspect import inspect_in_run
 from small_run import TRAIN, VAL, content, copy_images, script, small_config, start
 

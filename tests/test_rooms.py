@@ -14,7 +14,7 @@ MATHEMATICS = BASE | set(
     "attention budget centroids corpus cost evaluate probe reduction rows score scorers statistics "
     "tfidf views vocabulary".split()
 )
-RUN = MATHEMATICS | {"records", "images", "backbone", "run"}
+RUN = MATHEMATICS | {"records", "images", "backbone", "runs"}
 #: What each room may import beside itself.
 ALLOWED = {
     **dict.fromkeys(MATHEMATICS, MATHEMATICS),
@@ -22,10 +22,10 @@ ALLOWED = {
     "records": MATHEMATICS,
     "images": MATHEMATICS,
     "backbone": MATHEMATICS | {"images"},
-    "run": RUN,
+    "runs": RUN,
     "stages": RUN,
     "pipeline": RUN | {"stages"},
-    "compare": RUN | {"stages", "pipeline"},
+    "comparison": RUN | {"stages", "pipeline"},
     "speed": RUN,
     "deploy": RUN | {"speed"},
     "report": MATHEMATICS | {"records", "images"},
@@ -77,7 +77,7 @@ def test_a_module_imports_only_what_its_room_may_see(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "room"),
     [
-        ("redi.report.new", "from redi.run.folder import Run", "run"),
+        ("redi.report.new", "from redi.runs.folder import Run", "runs"),
         ("redi.records.new", "def late():\n    import redi.backbone.model", "backbone"),
         ("redi.reduction.new", "from redi import pipeline", "pipeline"),
     ],

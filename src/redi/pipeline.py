@@ -26,10 +26,10 @@ from redi.images.labelled import describe_left_out
 from redi.records.outputs import require_own
 from redi.records.results import FILE, Results, read_results, write_results
 from redi.rows import SCORES
-from redi.run.config import RunConfig
-from redi.run.distributed import choose_device, join_ranks
-from redi.run.folder import Run, lock
-from redi.run.progress import say
+from redi.runs.config import RunConfig
+from redi.runs.distributed import choose_device, join_ranks
+from redi.runs.folder import Run, lock
+from redi.runs.progress import say
 from redi.stages import analysis, evaluate, probe, score, tfidf, vocabulary
 from redi.stages.classifiers import native_classes
 from redi.stages.collect import collect

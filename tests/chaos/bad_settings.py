@@ -8,7 +8,7 @@ from typing import Any
 from chaos.case import Case, Make, fixed
 from chaos.commands import Conditions
 from chaos.ground import Ground
-from redi.run.config import RunConfig
+from redi.runs.config import RunConfig
 
 #: Values that no setting of this type may have.
 BAD_VALUES: dict[type, tuple[str, ...]] = {

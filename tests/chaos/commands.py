@@ -22,7 +22,7 @@ import torch
 
 # What the commands import when they run. No tensor is computed here, so no thread exists when a child is forked.
 import redi.cli
-import redi.compare.compare
+import redi.comparison.compare
 import redi.demo.examples
 import redi.deploy.export
 import redi.deploy.tune

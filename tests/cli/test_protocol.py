@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from redi.records.results import read_results
-from redi.run.config import read_config
+from redi.runs.config import read_config
 
 
 def test_the_command_line_runs_the_protocol_with_its_flags(small_data: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from redi.budget import Budget
-from redi.compare.compare import compare
-from redi.compare.grid import Request
+from redi.comparison.compare import compare
+from redi.comparison.grid import Request
 from redi.pipeline import execute
 from redi.records.results import Results, Row, read_results
 from redi.reduction import OPERATOR
@@ -16,7 +16,7 @@ from redi.report.content import content
 from redi.report.curves import curves_of, draw_curves
 from redi.report.explorer import Explorer
 from redi.rows import Codebook, CorpusSettings
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 
 #: Keep and merge have the paper's proportions, cells and spatial weight do not.
 OTHER = Budget(0.4, 0.3, cells=3, spatial=0.5)

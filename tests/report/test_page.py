@@ -22,7 +22,7 @@ from redi.report.build import build_report
 from redi.report.explorer import Explorer
 from redi.report.sheets import ADDED
 from redi.rows import SCORES
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 
 #: Playwright brings no browser of its own here: the system's is used.
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")

@@ -37,7 +37,7 @@ from redi.report.explorer import Explorer, telling_image
 from redi.report.figures import draw_words, figure2_shares, write_figures
 from redi.report.sheets import Sheet, print_sheet, to_html, to_latex, to_markdown
 from redi.rows import SCORES
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 from redi.score import hybrid
 
 SHEET = Sheet(

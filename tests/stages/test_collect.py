@@ -11,7 +11,7 @@ from redi.records import artifacts
 from redi.records.results import read_results
 from redi.reduction import OPERATOR, REDUCERS, Extent
 from redi.rows import MAIN_SCORE, SCORES, Codebook, CorpusSettings, Variant
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 from small_run import COLOURS, VAL
 
 

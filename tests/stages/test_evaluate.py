@@ -13,8 +13,8 @@ from redi.images.preprocessing import crop, to_bytes
 from redi.probe import image_feature
 from redi.records import artifacts
 from redi.reduction import reduce
-from redi.run.distributed import Ranks
-from redi.run.folder import Run
+from redi.runs.distributed import Ranks
+from redi.runs.folder import Run
 from redi.score import hybrid
 from redi.stages.evaluate import block_key
 from redi.tfidf import lookup

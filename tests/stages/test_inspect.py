@@ -19,7 +19,7 @@ from redi.records import artifacts
 from redi.report.explorer import Explorer
 from redi.report.inspection import print_inspection, write_picture
 from redi.rows import PRODUCTS, SCORES
-from redi.run.config import saved_config
+from redi.runs.config import saved_config
 from redi.stages.inspect import inspect_alone, inspect_in_run
 from small_run import files_of
 

@@ -107,7 +107,7 @@ class Backbone(nn.Module):
                 "resize it."
             )
         # The patch convolution must run in full FP32. A compiler cannot trace this switch; compiled runs rely on
-        # redi.run.distributed.choose_device, which turns TF32 off for the whole process.
+        # redi.runs.distributed.choose_device, which turns TF32 off for the whole process.
         exact = pixels.is_cuda and not torch.compiler.is_compiling()
         with torch.backends.cudnn.flags(allow_tf32=False) if exact else nullcontext():
             hidden, rope = self.family.embed(self.encoder, pixels.to(self.model.dtype))

@@ -46,7 +46,7 @@ def tune(
     from redi.records.outputs import TUNED, require_apart, require_own
     from redi.records.tuning import TuneConfig
     from redi.report.tune import draw_curve, print_tuned
-    from redi.run.places import data_places
+    from redi.runs.places import data_places
 
     changes = {
         "costs": tuple(cost) if cost else None,

@@ -59,8 +59,8 @@ def inspect(
     from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
     from redi.report.inspection import print_inspection, write_picture
     from redi.rows import MAIN_ROW, PRODUCTS
-    from redi.run.config import saved_config
-    from redi.run.places import run_data
+    from redi.runs.config import saved_config
+    from redi.runs.places import run_data
     from redi.stages.inspect import inspect_alone, inspect_in_run
 
     if (run is None) == (not backbone):

@@ -51,12 +51,12 @@ def compare(
     It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
     stopped, the same command continues where it was.
     """
-    from redi.compare.compare import compare as measure
-    from redi.compare.grid import Request
-    from redi.compare.studies import STUDIES
+    from redi.comparison.compare import compare as measure
+    from redi.comparison.grid import Request
+    from redi.comparison.studies import STUDIES
     from redi.errors import ConfigError
     from redi.report.compare import publish
-    from redi.run.config import overlay, saved_config
+    from redi.runs.config import overlay, saved_config
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     config = overlay(saved_config(run), given({"runtime": runtime}), "options").checked()
@@ -155,9 +155,9 @@ def diagnose(
 
     It writes diagnose.json and diagnose.md. If it is stopped, the same command continues where it was.
     """
-    from redi.compare.diagnose import diagnose as measure
+    from redi.comparison.diagnose import diagnose as measure
     from redi.report.diagnose import publish
-    from redi.run.config import RunConfig, overlay, read_config
+    from redi.runs.config import RunConfig, overlay, read_config
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     changes = {

@@ -78,7 +78,7 @@ def _execute(values: dict[str, Any], until: str) -> None:
     """Build the configuration from the options and run."""
     from redi.pipeline import execute
     from redi.report.tables import print_tables
-    from redi.run.config import RunConfig, overlay, read_config
+    from redi.runs.config import RunConfig, overlay, read_config
 
     file, dry_run = values.pop("config"), values.pop("dry_run")
     changes: dict[str, Any] = {}

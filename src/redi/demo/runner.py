@@ -20,8 +20,8 @@ from redi.report.build import build_report
 from redi.report.sheets import Sheet, print_sheet
 from redi.report.tables import print_tables
 from redi.rows import SCORES, Score
-from redi.run.config import RunConfig, RuntimeConfig
-from redi.run.progress import say
+from redi.runs.config import RunConfig, RuntimeConfig
+from redi.runs.progress import say
 
 TRAIN_PER_CLASS = 60
 VAL_PER_CLASS = 30

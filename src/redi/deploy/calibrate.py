@@ -17,7 +17,7 @@ from redi.errors import ConfigError
 from redi.records.setting import Setting
 from redi.records.tuning import Calibration
 from redi.reduction.schedule import Shape, early_shape
-from redi.run.progress import say
+from redi.runs.progress import say
 from redi.statistics import divergence
 
 #: The cost at which a schedule is calibrated: low enough that it matters which blocks remove tokens.

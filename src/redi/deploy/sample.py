@@ -15,7 +15,7 @@ from redi.images.classes import head_classes
 from redi.images.labelled import describe_left_out, refuse_damage
 from redi.images.loader import ViewDataset
 from redi.records.tuning import FEWEST
-from redi.run.progress import say, track
+from redi.runs.progress import say, track
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from redi.images import open_pictures
 from redi.records.setting import Setting
 from redi.records.timing import Spread
 from redi.records.tuning import COSTS, Point, TuneConfig, Tuned
-from redi.run.distributed import choose_device
-from redi.run.environment import environment, threads
-from redi.run.progress import say
+from redi.runs.distributed import choose_device
+from redi.runs.environment import environment, threads
+from redi.runs.progress import say
 from redi.speed.measure import Call, affordable, interleave, once, spread, wait_for
 from redi.statistics import agreement, divergence, paired_bootstrap, wilson
 

@@ -18,9 +18,9 @@ from redi.checks import require_threads
 from redi.errors import ConfigError
 from redi.records.timing import DEFINITIONS, BenchResult
 from redi.reduction import OPERATOR, PROGRESSIVE, REDUCERS
-from redi.run.distributed import choose_device
-from redi.run.environment import environment, threads
-from redi.run.progress import say
+from redi.runs.distributed import choose_device
+from redi.runs.environment import environment, threads
+from redi.runs.progress import say
 from redi.speed.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
 from redi.speed.paths import SIZES, TimedPath, random_backbone, timed_paths
 

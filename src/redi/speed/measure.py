@@ -15,7 +15,7 @@ from redi.errors import one_line
 from redi.records.timing import Overhead, Spread, Timing
 from redi.reduction import OPERATOR
 from redi.rows import DENSE
-from redi.run.progress import say
+from redi.runs.progress import say
 from redi.speed.memory import peak_memory
 from redi.speed.paths import Pixels, Scores, TimedPath, compiled
 

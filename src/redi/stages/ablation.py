@@ -16,8 +16,8 @@ from torch import Tensor
 from redi.centroids import dot_products
 from redi.images.loader import Batch
 from redi.rows import Codebook
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.stages.codebooks import Book, gather_start, kmeans_pass
 from redi.stages.features import corpus_pass, patch_features
 from redi.stages.score import DENSE_PASS, scored_images

@@ -18,8 +18,8 @@ from redi.records import artifacts
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.reduction import reduce
 from redi.rows import DENSE, MAIN_ROW, SCORES
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import block_key, prediction_name
 from redi.stages.score import WORDS

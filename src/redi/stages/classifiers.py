@@ -9,7 +9,7 @@ from redi.backbone import Classifier
 from redi.backbone.classifier import NATIVE, PROBE
 from redi.errors import BackboneError
 from redi.images.classes import head_classes
-from redi.run.folder import Run
+from redi.runs.folder import Run
 from redi.stages.probe import load_probe
 
 

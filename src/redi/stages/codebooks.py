@@ -16,8 +16,8 @@ from redi.centroids import CentroidSums
 from redi.errors import CorpusError
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.stages.features import corpus_pass, patch_features
 from redi.vocabulary import Vocabulary
 

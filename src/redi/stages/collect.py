@@ -13,8 +13,8 @@ from redi.records import artifacts
 from redi.records.reading import build
 from redi.records.results import Notes, ProbeNotes, Results, Row, VocabularyNotes
 from redi.rows import DENSE, SCORES, Variant
-from redi.run.environment import environment
-from redi.run.folder import Run
+from redi.runs.environment import environment
+from redi.runs.folder import Run
 from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import prediction_key, prediction_name
 from redi.stages.maps import ScoreMaps

@@ -17,8 +17,8 @@ from redi.evaluate import top5
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.rows import DENSE_VARIANT, SCORES, Catalogue, Variant, paper_rows
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_key, classifier_names
 from redi.stages.maps import ScoreMaps, uses_classifier
 from redi.stages.score import DENSE_PASS, scored_images

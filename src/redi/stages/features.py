@@ -9,9 +9,9 @@ from torch import Tensor
 
 from redi.errors import ImageError
 from redi.images.loader import Batch
-from redi.run.cache import CachedImages, FeatureCache, Features
-from redi.run.folder import Run
-from redi.run.passes import Pass
+from redi.runs.cache import CachedImages, FeatureCache, Features
+from redi.runs.folder import Run
+from redi.runs.passes import Pass
 from redi.stages.words import figure_blocks
 
 #: Name of the TF-IDF codebook. The codebooks of Figure 2 are called "block3" and so on.

@@ -24,8 +24,8 @@ from redi.records import artifacts
 from redi.records.explained import Explained, Fate, Guess, corpus_steps
 from redi.reduction import keep_merge_compress
 from redi.rows import DENSE, Score
-from redi.run.config import RunConfig, saved_config
-from redi.run.distributed import choose_device
+from redi.runs.config import RunConfig, saved_config
+from redi.runs.distributed import choose_device
 from redi.score import hybrid
 from redi.views import View
 

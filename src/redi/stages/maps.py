@@ -10,7 +10,7 @@ from redi.backbone import Classifier
 from redi.backbone.classifier import PROBE
 from redi.corpus import LABEL_SOURCES, TERMS, Evidence, corpus_map
 from redi.rows import CorpusSettings, Variant
-from redi.run.folder import Run
+from redi.runs.folder import Run
 from redi.score import hybrid
 from redi.stages.classifiers import load_classifier
 from redi.stages.score import DENSE_PASS, WORDS, factor_name

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from redi.probe import LinearProbe
-from redi.run.folder import Run
-from redi.run.progress import say
+from redi.runs.folder import Run
+from redi.runs.progress import say
 from redi.stages.stage import Stage
 
 

@@ -19,8 +19,8 @@ from redi.corpus import corpus_map, tfidf_term
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.rows import PAPER_SCORES, RANDOM, SCORES, Score
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.score import hybrid, minmax
 from redi.scorers import random_scores
 from redi.stages.stage import Stage

@@ -10,8 +10,8 @@ from redi.errors import BackboneError
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.rows import SCORES, Catalogue, Score
-from redi.run.folder import Run
-from redi.run.passes import Outcome, Pass
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome, Pass
 from redi.score import minmax
 from redi.scorers import Dense
 from redi.stages.score import DENSE_PASS, factor_name, scored_images

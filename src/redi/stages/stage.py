@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from redi.records.artifacts import Key
-from redi.run.folder import Run
+from redi.runs.folder import Run
 
 
 @dataclass(frozen=True)

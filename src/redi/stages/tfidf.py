@@ -10,8 +10,8 @@ from torch import Tensor
 from redi.centroids import dot_products
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.run.folder import Run
-from redi.run.passes import Outcome
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome
 from redi.stages.features import MAIN, block_of, corpus_pass, patch_features
 from redi.stages.stage import Stage
 from redi.stages.words import TypicalPatches, WordCounts

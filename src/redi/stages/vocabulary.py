@@ -14,8 +14,8 @@ from torch import Tensor
 from redi.backbone.classifier import final_feature
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.run.folder import Run
-from redi.run.passes import Outcome
+from redi.runs.folder import Run
+from redi.runs.passes import Outcome
 from redi.stages.codebooks import Book, Books, Extras, gather_start, kmeans_pass
 from redi.stages.features import MAIN, cache_key, feature_cache
 from redi.stages.stage import Stage

@@ -8,7 +8,7 @@ import torch
 
 from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
-from redi.compare.plugins import extended_catalogue, is_plugin, load_plugin
+from redi.comparison.plugins import extended_catalogue, is_plugin, load_plugin
 from redi.corpus import TERMS
 from redi.errors import ConfigError, InvalidInput
 from redi.reduction import ONE_SHOT, PROGRESSIVE, OneShot, Progressive, Reduction

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from redi.errors import ArtifactError, CorpusError, ImageError
 from redi.images.loader import Batch
-from redi.run.config import RuntimeConfig
-from redi.run.distributed import Ranks
-from redi.run.passes import Outcome, Pass, PassRunner
+from redi.runs.config import RuntimeConfig
+from redi.runs.distributed import Ranks
+from redi.runs.passes import Outcome, Pass, PassRunner
 
 SETTINGS = RuntimeConfig(batch_size=2, workers=0, chunk=4, save_every=0)
 KEY = {"stage": "test", "words": 16}

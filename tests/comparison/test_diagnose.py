@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from families import save_checkpoint
 from redi.attention import ATTENTION_SCORES
 from redi.cli import app
-from redi.compare.diagnose import diagnose, folder_name, plan
+from redi.comparison.diagnose import diagnose, folder_name, plan
 from redi.errors import BackboneError, ConfigError
 from redi.pipeline import STAGES
 from redi.records import artifacts
@@ -24,8 +24,8 @@ from redi.records.outputs import mark_run
 from redi.records.reading import read_record
 from redi.records.results import read_results
 from redi.report.diagnose import publish
-from redi.run.config import RunConfig, to_toml
-from redi.run.passes import PassRunner
+from redi.runs.config import RunConfig, to_toml
+from redi.runs.passes import PassRunner
 from redi.statistics import holm
 from small_run import CLASS_MAP, files_of, small_config, write_images
 

@@ -16,9 +16,9 @@ from redi.records import artifacts
 from redi.records.outputs import mark_run
 from redi.records.results import read_results
 from redi.reduction import Budget
-from redi.run.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig, read_config
-from redi.run.distributed import Ranks
-from redi.run.folder import Run, lock
+from redi.runs.config import AnalysisConfig, ProbeConfig, RunConfig, RuntimeConfig, VocabularyConfig, read_config
+from redi.runs.distributed import Ranks
+from redi.runs.folder import Run, lock
 from redi.stages.inspect import inspect_in_run
 from small_run import content, copy_images, files_of, script, small_config, start
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from redi.compare.ground import Ground, Study
+from redi.comparison.ground import Ground, Study
 from redi.corpus import TRUE_CLASS
 from redi.errors import ConfigError
 from redi.reduction import OPERATOR, Extent, Reducer

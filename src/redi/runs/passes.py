@@ -22,9 +22,9 @@ from redi.errors import ArtifactError, CorpusError, ImageError
 from redi.images.labelled import digest_lines, refuse_damage
 from redi.images.loader import Batch, BatchSource
 from redi.records import artifacts
-from redi.run.config import RuntimeConfig
-from redi.run.distributed import Ranks
-from redi.run.progress import track
+from redi.runs.config import RuntimeConfig
+from redi.runs.distributed import Ranks
+from redi.runs.progress import track
 
 #: Saving takes at most one fiftieth of the time.
 SAVE_SHARE = 50

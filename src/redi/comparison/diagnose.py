@@ -24,10 +24,10 @@ from redi.records.outputs import require_apart, require_own_runs
 from redi.records.reading import write_record
 from redi.records.results import Data, Results
 from redi.rows import DENSE, Score
-from redi.run.config import RunConfig
-from redi.run.distributed import choose_device, join_ranks
-from redi.run.places import run_data
-from redi.run.progress import say
+from redi.runs.config import RunConfig
+from redi.runs.distributed import choose_device, join_ranks
+from redi.runs.places import run_data
+from redi.runs.progress import say
 from redi.stages.evaluate import prediction_name
 from redi.statistics import holm
 

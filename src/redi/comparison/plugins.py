@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from redi.attention import ATTENTION_SCORES
-from redi.compare.grid import Request
-from redi.compare.guards import guarded_reducer, guarded_scorer, unchanged_torch
+from redi.comparison.grid import Request
+from redi.comparison.guards import guarded_reducer, guarded_scorer, unchanged_torch
 from redi.corpus import LABEL_SOURCES, TERMS
 from redi.errors import ConfigError, one_line, printable
 from redi.reduction import REDUCERS, OneShot, Progressive

@@ -14,7 +14,7 @@ from redi.backbone import Backbone
 from redi.errors import ConfigError
 from redi.pipeline import execute
 from redi.records import artifacts
-from redi.run.config import RunConfig
+from redi.runs.config import RunConfig
 from small_run import TRAIN, script, small_config
 
 

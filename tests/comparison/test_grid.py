@@ -2,13 +2,13 @@
 
 import pytest
 
-from redi.compare.grid import Request, grid
-from redi.compare.ground import Ground
+from redi.comparison.grid import Request, grid
+from redi.comparison.ground import Ground
 from redi.cost import Geometry
 from redi.errors import ConfigError, InvalidInput
 from redi.reduction import Extent
 from redi.rows import Catalogue
-from redi.run.config import VocabularyConfig
+from redi.runs.config import VocabularyConfig
 
 
 def test_the_grid_multiplies_labels_only_with_corpus_scores() -> None:

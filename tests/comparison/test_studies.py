@@ -3,12 +3,12 @@
 import pytest
 
 from redi.budget import Budget
-from redi.compare.ground import Ground, Study
-from redi.compare.studies import STUDIES
+from redi.comparison.ground import Ground, Study
+from redi.comparison.studies import STUDIES
 from redi.cost import Geometry
 from redi.reduction import Extent
 from redi.rows import Catalogue
-from redi.run.config import VocabularyConfig
+from redi.runs.config import VocabularyConfig
 
 
 def studies_on(budget: Budget, side: int = 14) -> list[Study]:

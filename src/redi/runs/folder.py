@@ -17,11 +17,11 @@ from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
 from redi.records import artifacts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
-from redi.run.cache import FeatureCache
-from redi.run.config import MOST_WORDS, RunConfig, to_toml
-from redi.run.distributed import Ranks
-from redi.run.passes import Outcome, Pass, PassRunner
-from redi.run.places import run_data
+from redi.runs.cache import FeatureCache
+from redi.runs.config import MOST_WORDS, RunConfig, to_toml
+from redi.runs.distributed import Ranks
+from redi.runs.passes import Outcome, Pass, PassRunner
+from redi.runs.places import run_data
 
 #: The folder of the parts of unfinished passes, which have keys of their own.
 PARTS = "partial"

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import torch
 
-from redi.compare.grid import Request, grid
-from redi.compare.ground import Ground, Study
-from redi.compare.plugins import with_plugins
-from redi.compare.statistics import rankings, summarise
-from redi.compare.studies import STUDIES
+from redi.comparison.grid import Request, grid
+from redi.comparison.ground import Ground, Study
+from redi.comparison.plugins import with_plugins
+from redi.comparison.statistics import rankings, summarise
+from redi.comparison.studies import STUDIES
 from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
 from redi.records.results import write_results
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
-from redi.run.config import RunConfig
-from redi.run.folder import Run
+from redi.runs.config import RunConfig
+from redi.runs.folder import Run
 from redi.stages.ablation import embedding_words, make_codebooks, make_embedding_words
 from redi.stages.classifiers import classifier_names
 from redi.stages.collect import collect

@@ -13,9 +13,9 @@ import torch
 
 from families import save_checkpoint
 from redi.attention import ATTENTION_SCORES
-from redi.compare.compare import compare
-from redi.compare.grid import Request
-from redi.compare.studies import STUDIES
+from redi.comparison.compare import compare
+from redi.comparison.grid import Request
+from redi.comparison.studies import STUDIES
 from redi.corpus import LABEL_SOURCES
 from redi.errors import ConfigError, ImageError, InvalidInput
 from redi.images import FolderImages
@@ -28,8 +28,8 @@ from redi.report.compare import comparison_sheet, publish
 from redi.report.curves import curves_of
 from redi.report.sheets import to_markdown
 from redi.rows import SCORES, CorpusSettings, Score, Variant
-from redi.run.config import saved_config
-from redi.run.passes import PassRunner
+from redi.runs.config import saved_config
+from redi.runs.passes import PassRunner
 from redi.stages.maps import ScoreMaps
 from redi.stages.score import DENSE_PASS, WORDS
 from redi.tfidf import lookup

@@ -1,6 +1,6 @@
 """The torchrun context: which process this is, and how it waits for the others.
 
-Processes share the run folder and exchange results through it (see :mod:`redi.run.passes`); while running, they
+Processes share the run folder and exchange results through it (see :mod:`redi.runs.passes`); while running, they
 only wait for each other. Without torchrun there is one process, and waiting costs nothing.
 """
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from redi.backbone import Backbone
 from redi.budget import Budget
-from redi.compare.guards import guarded_reducer, guarded_scorer
-from redi.compare.plugins import extended_catalogue
+from redi.comparison.guards import guarded_reducer, guarded_scorer
+from redi.comparison.plugins import extended_catalogue
 from redi.errors import InvalidInput
 from redi.reduction import Extent, Inside, OneShot, Progressive, Reduction
 from redi.reduction.oneshot import prune

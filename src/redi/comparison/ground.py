@@ -6,7 +6,7 @@ from redi.corpus import TRUE_CLASS
 from redi.cost import Geometry
 from redi.reduction import OPERATOR, Extent, Reducer
 from redi.rows import MAIN_SCORE, NO_SCORE, Catalogue, Score, Variant
-from redi.run.config import VocabularyConfig
+from redi.runs.config import VocabularyConfig
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from redi.run.places import data_places
+from redi.runs.places import data_places
 
 
 def real(where: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from redi.errors import ConfigError
 from redi.images.classes import head_classes
 from redi.reduction import Budget
-from redi.run.config import ProbeConfig, RunConfig, overlay, read_config, to_toml
+from redi.runs.config import ProbeConfig, RunConfig, overlay, read_config, to_toml
 
 FULL = RunConfig(backbone="b", train="t", val='quotes " and ü', out="o")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from redi.errors import ConfigError, RanksError
-from redi.run.distributed import choose_device, join_ranks
+from redi.runs.distributed import choose_device, join_ranks
 from small_run import content, start, torchrun
 
 CPU = torch.device("cpu")

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from redi.compare.ground import Study
+from redi.comparison.ground import Study
 from redi.evaluate import hits
 from redi.records.comparison import Comparison, Line, Rankings
 from redi.records.results import Results
 from redi.rows import DENSE, Variant
-from redi.run.folder import Run
+from redi.runs.folder import Run
 from redi.stages.evaluate import prediction_name
 from redi.stages.maps import ScoreMaps
 from redi.statistics import holm, keep_overlap, mcnemar_test, paired_bootstrap, paired_mean_test, spearman

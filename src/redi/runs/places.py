@@ -4,7 +4,7 @@ import os
 from glob import glob
 from pathlib import Path
 
-from redi.run.config import RunConfig
+from redi.runs.config import RunConfig
 
 
 def run_data(config: RunConfig) -> list[tuple[str, Path]]:

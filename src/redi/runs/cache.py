@@ -23,7 +23,7 @@ from torch import Tensor
 from redi.errors import ArtifactError, ConfigError
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.run.progress import say
+from redi.runs.progress import say
 
 Features = Mapping[int, Tensor]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import product
 
 from redi.attention import ATTENTION_SCORES
-from redi.compare.ground import Ground, Study
+from redi.comparison.ground import Ground, Study
 from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
 from redi.errors import ConfigError
 from redi.records.comparison import SCORERS_STUDY
 from redi.reduction import OPERATOR, Reducer
 from redi.rows import MAIN_SCORE, NO_SCORE, RANDOM, Codebook, CorpusSettings, Score, Variant
-from redi.run.config import MOST_WORDS
+from redi.runs.config import MOST_WORDS
 from redi.scorers import SCORERS
 
 #: Keep rates of the sweep; at 1 every reducer is dense.
