@@ -67,7 +67,7 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt torch
-	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt --editable . pytest hypothesis beartype
+	$(@D)/bin/python -m pip install --quiet --constraint constraints/$*.txt --editable . pytest pytest-timeout hypothesis beartype
 	$(@D)/bin/python -m pip install $(TIMM) --constraint constraints/$*.txt timm torchvision
 	touch $@
 

@@ -10,6 +10,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.timeout(900)  # one test waits for the whole campaign
+
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
