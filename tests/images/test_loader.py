@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import active_children
@@ -86,6 +87,27 @@ def test_a_killed_worker_of_one_pass_does_not_disturb_the_next() -> None:
     _batches, workers = start(1)
     kill(workers[0])
     assert [batch.indices for batch in views(Pictures()).batches(PLAN, workers=1)] == PLAN
+
+
+@dataclass
+class DeadlyPictures(Pictures):
+    """A picture kills its process at the moment at which torch's loop there asks whether the pass has ended."""
+
+    def load(self, index: int) -> Image.Image:  # noqa: ARG002
+        frame = sys._getframe()
+        while "done_event" not in frame.f_locals:
+            assert frame.f_back
+            frame = frame.f_back
+        if lock := getattr(frame.f_locals["done_event"], "_cond", None):  # multiprocessing's own event has one
+            lock.acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_killed_while_it_holds_a_lock_of_the_loader_does_not_hang() -> None:
+    with pytest.raises(LoaderError, match=KILLED):
+        list(views(DeadlyPictures()).batches(PLAN, workers=2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

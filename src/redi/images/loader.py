@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from redi.errors import CorpusError, ImageError, LoaderError, RediError, one_line
 from redi.images.labelled import LabelledImages
 from redi.images.preprocessing import Preprocessing
-from redi.images.workers import WorkerDied, loaded_batches
+from redi.images.workers import WorkerDied, loaded_batches, worker_context
 from redi.views import N_VIEWS, View
 
 #: Seconds without a batch after which the workers are restarted.
@@ -126,6 +126,7 @@ class ViewDataset(Dataset[_Item]):
                 collate_fn=self.collate,
                 prefetch_factor=2 if workers else None,
                 timeout=self.patience if workers else 0,
+                multiprocessing_context=worker_context() if workers else None,
             )
             try:
                 for batch in loaded_batches(loader):

@@ -4,8 +4,11 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import active_children
+from copy import copy
+from multiprocessing import active_children, get_context, get_start_method
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -13,6 +16,30 @@ from torch.utils.data import DataLoader
 
 class WorkerDied(Exception):
     """A worker process was killed or failed."""
+
+
+class SharedFlag:
+    """Tells worker processes that a pass has ended.
+
+    multiprocessing's own event has a lock, and a worker that is killed while it holds the lock blocks the main process
+    for ever.
+    """
+
+    def __init__(self) -> None:
+        self._value = RawValue("b", 0)
+
+    def set(self) -> None:
+        self._value.value = 1
+
+    def is_set(self) -> bool:
+        return bool(self._value.value)
+
+
+def worker_context() -> BaseContext:
+    """The platform's own way to start processes, with :class:`SharedFlag` as its event."""
+    context = copy(get_context(get_start_method()))
+    context.Event = SharedFlag  # type: ignore[assignment, method-assign]
+    return context
 
 
 class WorkerWatch:
