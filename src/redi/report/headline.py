@@ -63,7 +63,7 @@ def _oracle(results: Results, classifier: str) -> str:
     return _card(
         f"An oracle: {row.title} against dense, {classifier} classifier",
         f"{row.delta_dense:+.1f} points",
-        ("", "Top-1, %", "Δ dense", "95 % of Δ"),
+        ("Configuration", "Top-1, %", "Δ dense", "95 % of Δ"),
         [
             [dense.title, f"{dense.top1:.1f}", "", ""],
             *(

@@ -212,7 +212,7 @@ function drawAnswers() {
       make("td", { textContent: logit.toFixed(2) }),
     ];
   };
-  const head = ["", "Dense", "logit", `Reduced by ${titleOf(view.row)}`, "logit"];
+  const head = ["Place", "Dense", "logit", `Reduced by ${titleOf(view.row)}`, "logit"];
   table.tHead?.remove();
   for (const body of [...table.tBodies]) body.remove();
   const rows = guesses.dense.map((_, place) =>
