@@ -17,11 +17,12 @@ from torch import Tensor
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.comparison.ground import Ground
-from redi.comparison.studies import DEPLOYABLE_COSTS, OWN, deployable
+from redi.comparison.studies import DEPLOYABLE_COSTS, deployable
 from redi.deploy import Accelerated, Setting
 from redi.images import open_images
 from redi.images.classes import head_classes
 from redi.images.loader import ViewDataset
+from redi.records.deployed import OWN
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
 from redi.runs.config import VocabularyConfig

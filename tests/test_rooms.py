@@ -25,7 +25,7 @@ ALLOWED = {
     "runs": RUN,
     "stages": RUN,
     "pipeline": RUN | {"stages"},
-    "comparison": RUN | {"stages", "pipeline"},
+    "comparison": RUN | {"stages", "pipeline", "speed"},
     "speed": RUN,
     "deploy": RUN | {"speed"},
     "report": MATHEMATICS | {"records", "images"},

@@ -39,19 +39,19 @@ def cls_rows(attention: Attention) -> Float[Tensor, "batch heads tokens"]:
 def incoming_mass(attention: Attention, prefix: int) -> PatchMap:
     """Eq. attentionmassraw: a_i = 1/(HT) sum_h sum_q A[h, q, j(i)], then N."""
     _check(attention, prefix)
-    return mass_of(head_mean(attention), prefix)
+    return minmax(mass_of(head_mean(attention), prefix))
 
 
 def cls_mean(attention: Attention, prefix: int) -> PatchMap:
     """Mean over heads of the attention from CLS to each patch, then N."""
     _check(attention, prefix)
-    return cls_mean_of(cls_rows(attention), prefix)
+    return minmax(cls_mean_of(cls_rows(attention), prefix))
 
 
 def cls_max(attention: Attention, prefix: int) -> PatchMap:
     """Maximum over heads of the attention from CLS to each patch, then N."""
     _check(attention, prefix)
-    return cls_max_of(cls_rows(attention), prefix)
+    return minmax(cls_max_of(cls_rows(attention), prefix))
 
 
 def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
@@ -72,8 +72,13 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
     averaged = [head_mean(block) if block.ndim == 4 else block for block in attentions]
     if len({block.shape for block in averaged}) > 1:
         raise InvalidInput("Rollout needs the attention of the same images and tokens in every block.")
+    return minmax(rollout_of(averaged, prefix))
+
+
+def rollout_of(means: Sequence[Tensor], prefix: int) -> PatchMap:
+    """The CLS row of the product, for attention averaged over heads; rows are queries."""
     row: Tensor | None = None
-    for block in reversed(averaged):
+    for block in reversed(means):
         # Row-normalised (A + I) applied from the left: scale the vector by 1 / rowsum first.
         scale = 1 / (block.sum(dim=-1) + 1)
         if row is None:
@@ -83,20 +88,20 @@ def rollout(attentions: Sequence[Tensor], prefix: int) -> PatchMap:
             row = row * scale
             row = (row[:, None] @ block)[:, 0] + row
     assert row is not None
-    return minmax(row[:, prefix:])
+    return row[:, prefix:]
 
 
 def mass_of(mean: Float[Tensor, "batch tokens tokens"], prefix: int) -> PatchMap:
     """Column mean of the head-averaged attention: Eq. attentionmassraw weighs all heads and queries equally."""
-    return minmax(mean.mean(dim=1)[:, prefix:])
+    return mean.mean(dim=1)[:, prefix:]
 
 
 def cls_mean_of(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
-    return minmax(rows.mean(dim=1)[:, prefix:])
+    return rows.mean(dim=1)[:, prefix:]
 
 
 def cls_max_of(rows: Float[Tensor, "batch heads tokens"], prefix: int) -> PatchMap:
-    return minmax(rows.amax(dim=1)[:, prefix:])
+    return rows.amax(dim=1)[:, prefix:]
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,12 @@ class AttentionScore:
 
     title: str
     short: str  # its name in the title of a product ("REDI, mass")
-    #: (head means of the blocks, CLS rows of the last block, prefix) -> map
-    map: Callable[[Sequence[Tensor], Tensor, int], PatchMap]
+    #: (head means of the blocks, CLS rows of the last block, prefix) -> map before N
+    raw: Callable[[Sequence[Tensor], Tensor, int], PatchMap]
     every_block: bool = False  # whether it reads all blocks, not only the last one
+
+    def map(self, means: Sequence[Tensor], rows: Tensor, prefix: int) -> PatchMap:
+        return minmax(self.raw(means, rows, prefix))
 
 
 #: The attention scores by name, in the order of the paper's Table 2. Every score in this table is computed in each
@@ -115,7 +123,7 @@ class AttentionScore:
 ATTENTION_SCORES: dict[str, AttentionScore] = {
     "mass": AttentionScore("Incoming mass", "mass", lambda means, rows, prefix: mass_of(means[-1], prefix)),
     "rollout": AttentionScore(
-        "Rollout", "rollout", lambda means, rows, prefix: rollout(means, prefix), every_block=True
+        "Rollout", "rollout", lambda means, rows, prefix: rollout_of(means, prefix), every_block=True
     ),
     "cls_max": AttentionScore("CLS max", "CLS max", lambda means, rows, prefix: cls_max_of(rows, prefix)),
     "cls_mean": AttentionScore("CLS mean", "CLS mean", lambda means, rows, prefix: cls_mean_of(rows, prefix)),

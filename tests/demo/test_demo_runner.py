@@ -42,10 +42,12 @@ def test_the_demo_runs_prints_its_tables_and_is_quick_the_second_time(
 ) -> None:
     run_demo(tmp_path / "run", train_per_class=4, val_per_class=2)
     printed = capsys.readouterr()
-    for text in ("Table 1", "Table 2", "Table 3", "Object kept"):
+    for text in ("Table 1", "Table 2", "Table 3", "What you can deploy", "Object kept"):
         assert text in printed.out
+    assert printed.out.count("redi.accelerate  ") == printed.out.count("ToMe  ") == 3, "at three costs"
     results = read_results(tmp_path / "run")
-    assert [row.tokens for row in results.rows] == [201, *[107] * 10]
+    assert [row.tokens for row in results.rows[:11]] == [201, *[107] * 10]
+    assert {row.reducer for row in results.rows[11:]} == {"protected", "tome"}
     coverage = results.notes.object_coverage
     assert coverage is not None
     assert set(coverage) == set(SCORES)

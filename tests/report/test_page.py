@@ -10,13 +10,17 @@ from urllib.parse import quote
 
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Position, expect, sync_playwright
 
 from redi.budget import Budget
+from redi.comparison.compare import compare
 from redi.images.preprocessing import to_bytes
 from redi.pipeline import execute
+from redi.records.deployed import earlier_deployed
 from redi.records.explained import Fate
+from redi.records.results import read_results
 from redi.reduction import reduce
 from redi.report.build import build_report
 from redi.report.explorer import Explorer
@@ -42,9 +46,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(seen_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its classes bear hostile names, in the file of names as in the folders."""
+    """Its classes bear hostile names, in the file of names as in the folders. What can be deployed is measured."""
     place = tmp_path_factory.mktemp("page")
     shutil.copytree(seen_run, place / "run")
+    compare(saved_config(place / "run"), ["accelerate"])
     (place / "names.txt").write_text("\n".join(NAMES))
     build_report(place / "run", place / "names.txt")
     return place / "run"
@@ -211,16 +216,15 @@ def test_a_patch_says_its_word_factors_rank_and_role(watched: Watched, explorer:
     expect(place).to_contain_text(f"Row {row + 1}, column {column + 1}")
     expect(place).to_contain_text(f"visual word {word}")
     label = explorer.labels[2]
-    expect(place).to_contain_text(f"{explorer.tfidf['idf'][word]:.3f}")
     contrast = float(explorer.tfidf["contrast"][label, word])
     support = float(explorer.tfidf["support"][label, word])
     table = float(explorer.tfidf["table"][label, word])
-    for name, value in (("contrast", contrast), ("× support", support), ("its word", table)):
-        shown = re.search(rf"{name}\s*([\d.]+)", place.inner_text())
-        assert shown
-        assert float(shown[1]) == pytest.approx(value, abs=2e-3)
-    for row_name in ("tfidf", "mass", "redi_mass"):
-        expect(place).to_contain_text(f"{float(image.scores[row_name][patch]):.4f}")
+    idf = float(explorer.tfidf["idf"][word])
+    _, numbers = steps_on(page)[0]
+    assert numbers == pytest.approx([contrast, support, idf, table], rel=1e-3)
+    for name, row_name in (("TF-IDF", "tfidf"), ("Incoming", "mass"), ("REDI", "redi_mass")):
+        shown = next(numbers[-1] for step, numbers in steps_on(page) if step.startswith(name) and "word" not in step)
+        assert shown == pytest.approx(float(image.scores[row_name][patch]), rel=1e-3, abs=1e-3)
     order = image.scores["redi_mass"].argsort(descending=True, stable=True).tolist()
     expect(place).to_contain_text(f"{order.index(patch) + 1} of 196")
     role = ("keep", "merge", "compress")[image.fates["redi_mass"].roles[patch]]
@@ -228,32 +232,71 @@ def test_a_patch_says_its_word_factors_rank_and_role(watched: Watched, explorer:
     page.locator("#roles").focus()
     page.keyboard.press("ArrowRight")
     expect(place).to_contain_text(f"Row {row + 1}, column {column + 2}")
-    place.locator("button").click()
+    place.get_by_role("button", name="visual word").click()
     expect(page.locator("#word-title")).to_have_text(f"Visual word {int(image.words[0, patch + 1])}")
 
 
-@pytest.mark.parametrize(
-    ("row", "shown"),
-    [
-        ("random", ["TF-IDF [gt]", "Incoming mass", "Random"]),
-        ("cls_max", ["TF-IDF [gt]", "CLS max"]),
-        ("redi_rollout", ["TF-IDF [gt]", "Rollout", "REDI, rollout [gt]"]),
-    ],
-)
-def test_a_patch_shows_the_attention_score_beside_its_own(
-    watched: Watched, explorer: Explorer, row: str, shown: list[str]
+def steps_on(page: Page) -> list[tuple[str, list[float]]]:
+    """The steps of the selected patch as a reader sees them: the name of each, and the numbers of its line."""
+    items = page.locator("#patch .steps li").evaluate_all(
+        "items => items.map(item => [...item.children].map(part => part.innerText))"
+    )
+    lines = ((name, re.sub(r"\[word \d+\]", "", line)) for name, line in items)
+    return [(name, [float(text) for text in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)]) for name, line in lines]
+
+
+@pytest.mark.parametrize("row", ["redi_mass", "cls_max", "random"])
+def test_the_last_number_of_a_patch_can_be_recomputed_from_the_first(
+    watched: Watched, explorer: Explorer, row: str
 ) -> None:
-    page = watched.open(f"#image={explorer.indices[2]}&score={row}")
+    """Only numbers that the page shows are used, with the digits that it shows."""
+    page = watched.open(f"#image={explorer.indices[3]}&score={row}")
     page.locator("#roles").focus()
-    page.keyboard.press("ArrowRight")
-    names = page.locator("#patch dt").all_inner_texts()
-    assert names[names.index("= TF-IDF of its word") + 1 : names.index("rank")] == shown
+    close = {"rel": 2e-3, "abs": 2e-3}
+    for patch in range(4):
+        for _ in range(3):
+            page.keyboard.press(("ArrowDown", "ArrowRight")[patch % 2])
+        steps = dict(steps_on(page))
+        numbers = iter(steps.values())
+        contrast, support, idf, shown = next(numbers)
+        assert contrast * support * idf == pytest.approx(shown, **close)
+        aligned = []
+        for name in ("centre crop", "its mirror image", "random crop 1", "random crop 2"):
+            parts = next(numbers)
+            if name not in steps:  # else the view does not cover the patch
+                *terms, value, low, high, again, result = parts
+                assert low == again
+                mixed = sum(a * b for a, b in zip(terms[:-1:2], terms[1:-1:2], strict=True)) if terms[1:] else terms[0]
+                assert mixed == pytest.approx(value, **close)
+                assert (mixed - low) / (high - low) == pytest.approx(result, **close)
+                aligned.append(result)
+        mean_weight, mean, rest, most, mixed = next(numbers)
+        assert (mean_weight, rest) == (0.8, 0.2)
+        assert [mean, most] == pytest.approx([sum(aligned) / len(aligned), max(aligned)], **close)
+        assert 0.8 * mean + 0.2 * most == pytest.approx(mixed, **close)
+        factors = []
+        for before in (mixed, None):
+            value, low, high, again, result = next(numbers)
+            assert low == again
+            assert before is None or before == value, "the step before shows it"
+            assert (value - low) / (high - low) == pytest.approx(result, **close)
+            factors.append(result)
+        if row.startswith("redi"):
+            *parts, product = next(numbers)
+            assert parts == factors
+            assert parts[0] * parts[1] == pytest.approx(product, **close)
+            value, low, high, _, factors[1] = next(numbers)
+            assert value == product
+            assert (value - low) / (high - low) == pytest.approx(factors[1], **close)
+        final = {"tfidf": factors[0], "random": (list(numbers) or [[0]])[0][0]}.get(row, factors[1])
+        score = page.locator("#patch-facts dd").first.inner_text()
+        assert final == pytest.approx(float(score), **close), "the score that the page shows first"
 
 
 def test_tables_sort(watched: Watched) -> None:
     """The paper's rows and the added ones each by themselves, below their own label."""
     page = watched.open()
-    table = page.locator("#tables table").first
+    table = page.locator("#tables table").filter(has_text="Table 1.").first
     paper, label, added = (table.locator("tbody").nth(k) for k in range(3))
     names = paper.locator("th").all_inner_texts()
     assert names == ["Dense baseline", "TF-IDF [gt]", "Incoming mass", "REDI, mass [gt]"]
@@ -277,7 +320,7 @@ def test_tables_sort(watched: Watched) -> None:
 
 def test_the_best_cells_are_bold_and_the_added_columns_have_a_border(watched: Watched) -> None:
     page = watched.open()
-    table = page.locator("#tables table").first
+    table = page.locator("#tables table").filter(has_text="Table 1.").first
     best = table.locator("tbody").first.locator("td:nth-child(3)")
     weights = best.evaluate_all("cells => cells.map(cell => [cell.innerText, !!cell.querySelector('strong')])")
     highest = max(float(text) for text, _ in weights)
@@ -341,6 +384,10 @@ def test_deep_links_and_the_keyboard(watched: Watched, explorer: Explorer) -> No
     expect(page.locator("#map-caption")).to_contain_text("Incoming mass")
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).to_be_hidden()
+    page.locator("#grid .tile").nth(2).click()
+    page.locator("#next").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#grid .tile").nth(3)).to_be_focused()
     page.locator("#grid .tile").first.click()
     expect(page.locator("#viewer")).to_be_visible()
     page.go_back()
@@ -375,11 +422,16 @@ def test_the_vocabulary_shows_words_classes_and_numbers(watched: Watched, explor
 def test_curves_can_be_switched_off_and_read(watched: Watched) -> None:
     page = watched.open()
     chart = page.locator("#curves-native")
-    assert chart.locator("svg").first.locator("circle").count() == 3 + 1, "and dense"
-    chart.locator("circle").nth(1).hover(force=True)
+    circles = chart.locator("svg").first.locator("circle")
+    prune = chart.locator(".legend button").filter(has_text="prune")
+    for button in chart.locator(".legend button").all():
+        if button.inner_text() != prune.inner_text():
+            button.click()
+    assert circles.count() == 3 + 1, "and dense"
+    circles.nth(1).hover(force=True)
     expect(chart.locator(".tip")).to_contain_text("prune, Incoming mass")
-    chart.locator(".legend button").click()
-    assert chart.locator("svg").first.locator("circle").count() == 0
+    prune.click()
+    assert circles.count() == 0
 
 
 def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Path) -> None:
@@ -401,6 +453,103 @@ def test_a_narrow_screen_and_print(watched: Watched, folder: Path, tmp_path: Pat
     assert shape["width"] == pytest.approx(shape["height"], abs=1), "pictures are not squeezed"
     page.pdf(path=tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").stat().st_size > 20_000
+
+
+def test_a_tap_on_a_phone_is_answered_beside_the_picture_and_row_names_stay(browser: Browser, folder: Path) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = Watched(context.new_page(), folder).open()
+    assert page.evaluate("innerWidth") == 390, "nothing widens the page"
+    table = page.locator("#tables .scroll").filter(has_text="Table 1.").first
+    name, value = table.locator("tbody th").nth(1), table.locator("tbody td").nth(1)
+    name_left, value_left = left(name), left(value)
+    table.evaluate("element => element.scrollLeft = 60")
+    assert left(value) == pytest.approx(value_left - 60, abs=1)
+    assert left(name) == pytest.approx(name_left, abs=1)
+    page.locator("#grid .tile").nth(1).tap()
+    expect(page.locator("#patch")).to_be_hidden()
+    for canvas in ("#map", "#roles", "#merges"):
+        page.locator(canvas).tap(position={"x": 200, "y": 100})
+        expect(page.locator("#patch")).to_contain_text("Row 5, column 9")
+        picture, answer = page.locator(canvas).bounding_box(), page.locator("#patch").bounding_box()
+        assert picture is not None
+        assert answer is not None
+        assert 0 <= picture["y"] <= picture["y"] + picture["height"] <= answer["y"], "it covers no part of the picture"
+        assert answer["y"] + answer["height"] <= 844
+        page.locator(".dismiss").tap()
+        expect(page.locator("#patch")).to_be_hidden()
+    context.close()
+
+
+def left(place: Locator) -> float:
+    box = place.bounding_box()
+    assert box is not None
+    return box["x"]
+
+
+def test_merges_are_shown_block_by_block(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open(f"#image={explorer.indices[6]}")
+    assert explorer.merges is not None
+    schedule = explorer.merges.notes["schedule"]
+    block, into = explorer.merges.block[6].tolist(), explorer.merges.into[6].tolist()
+    pictures = set()
+    for last in range(len(schedule) + 1):
+        slide(page, "block", last)
+        expect(page.locator("#merges")).to_have_attribute("data-tokens", str([196, *schedule][last]))
+        names = [int(name) for name in (page.locator("#merges").get_attribute("data-names") or "").split()]
+        for patch, name in enumerate(names):
+            merged = 0 < block[patch] <= last
+            assert name == (names[into[patch]] if merged else patch)
+        page.wait_for_timeout(150)
+        pictures.add(page.locator("#merges").evaluate("canvas => canvas.toDataURL()"))
+    assert len(pictures) > 2
+    expect(page.locator("#merged")).to_contain_text(
+        f"After block {len(schedule)}: {schedule[-1]} tokens for 196 patches"
+    )
+    patch = block.index(max(block))
+    page.locator("#merges").focus()
+    page.locator("#merges").click(position=centre_of(page, patch))
+    others = sum(names[other] == names[patch] for other in range(196)) - 1
+    expect(page.locator("#merged-patch")).to_contain_text(f"one token with {others} other patches")
+
+
+def centre_of(page: Page, patch: int) -> Position:
+    box = page.locator("#merges").bounding_box()
+    assert box is not None
+    return {"x": (patch % 14 + 0.5) * box["width"] / 14, "y": (patch // 14 + 0.5) * box["height"] / 14}
+
+
+def test_what_can_be_deployed_stands_beside_the_oracle(watched: Watched, folder: Path) -> None:
+    page = watched.open()
+    cards = page.locator(".card")
+    assert cards.count() == 4, "two per classifier"
+    deployed = earlier_deployed(folder)
+    results = read_results(folder)
+    assert deployed is not None
+    own = [(results.row(timing.row, "probe"), timing) for timing in deployed.timings if "protected" in timing.row]
+    lines = cards.nth(1).locator("tbody tr").all_inner_texts()
+    table = page.locator("#tables table").filter(has_text="What you can deploy, probe").inner_text()
+    for row, timing in own:
+        line = next(line for line in lines if line.startswith(f"{row.cost:.2f}"))
+        assert f"{timing.speedup:.2f}" in line
+        assert f"{row.delta_dense:+.1f}" in line
+        assert f"{timing.speedup:.2f} ({timing.speedup_low:.2f}-{timing.speedup_high:.2f})" in table
+
+
+def test_axe_finds_nothing(watched: Watched, explorer: Explorer) -> None:
+    page = watched.open()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.evaluate("location.hash = ''")
+            places = ["#top", f"#image={explorer.indices[3]}", "#word=3"]
+            for place in places:
+                page.evaluate("place => location.hash = place", place)
+                if place.startswith("#image"):
+                    page.locator("#roles").focus()
+                    page.keyboard.press("ArrowRight")
+                found = Axe().run(page)
+                assert found.violations_count == 0, (scheme, width, place, found.generate_report())
 
 
 def test_light_and_dark(watched: Watched, tmp_path: Path) -> None:

@@ -203,8 +203,14 @@ def test_arrays_of_the_page_are_those_of_the_run(seen_run: Path) -> None:
         ).tolist()
         roles = image.fates["mass"].roles
         assert {p: going[p] for p, role in enumerate(roles) if role == 1} == image.fates["mass"].destinations
-        levels = torch.frombuffer(bytearray(base64.b64decode(packed["aligned"])), dtype=torch.uint8).view(4, -1)
-        assert torch.equal(levels == 255, ~image.valid)
+        factors = data["factors"][explorer.labels[number]]
+        words, table = (
+            torch.frombuffer(bytearray(base64.b64decode(factors[part])), dtype=kind)
+            for part, kind in (("words", torch.int16), ("table", torch.float32))
+        )
+        assert set(words.tolist()) >= set(image.words.flatten().tolist())
+        assert torch.equal(table, explorer.tfidf["table"][explorer.labels[number], words.long()])
+        assert [[*view.box, view.flip] for view in image.views] == packed["views"]
         assert packed["crops"][1] == "", "the mirror image is not stored"
         guesses = packed["top5"]["native"]["dense"]
         titles = [data["titles"]["native"][place] for place, _ in guesses]
@@ -280,7 +286,8 @@ def test_the_headline_says_that_labels_were_used(seen_run: Path, tmp_path: Path)
     text = build_report(tmp_path / "run").read_text()
     assert "Labels were used: rows marked [gt] look up the true class" in text
     assert "with the oracle&#x27;s score the probe classifier" in text
-    assert "Without the true class: at most" in text
+    assert "rows that do not use the true class and cost no more" in text
+    assert "`redi compare RUN --study accelerate` adds accuracy, agreement and measured speed" in text
 
 
 @pytest.mark.usefixtures("no_model")

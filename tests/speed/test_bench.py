@@ -24,6 +24,7 @@ from redi.records.reading import build
 from redi.records.timing import BenchResult, Timing, read_bench, write_bench
 from redi.reduction import ONE_SHOT, PROGRESSIVE, REDUCERS, WORD_MERGING, Budget
 from redi.report.bench import print_bench
+from redi.score import minmax
 from redi.speed.bench import DTYPES, MODES, BenchConfig, bf16_obstacle, compile_obstacle, obstacle_here, run_bench
 from redi.speed.measure import UNROLLED, Group, affordable, interleave, measure, spread
 from redi.speed.memory import LiveTensors, peak_memory
@@ -246,7 +247,7 @@ def test_paths_are_the_library_called_by_hand(backbone: Backbone) -> None:
     tokens = backbone.embed(pixels)
     watch = Watch(head_mean, blocks=(backbone.depth - 1,))
     expected = {("dense", False): backbone.encode(tokens, watch=(watch,))}
-    mass = mass_of(watch.value(backbone.depth - 1), backbone.prefix)
+    mass = minmax(mass_of(watch.value(backbone.depth - 1), backbone.prefix))
     for name in set(ONE_SHOT) - {WORD_MERGING}:
         for scoring, used in ((False, scores), (True, mass)):
             reduction = ONE_SHOT[name].reduce(tokens.patches, used, Budget(), (6, 6))

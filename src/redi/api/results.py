@@ -9,6 +9,7 @@ from typing import Any
 from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.records.comparison import Bundle
+from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
 from redi.records.explained import Explained
 from redi.records.outputs import require_run
 from redi.records.results import Results, read_results
@@ -17,6 +18,7 @@ from redi.records.timing import BenchResult
 from redi.records.tuning import Tuned
 from redi.report.bench import bench_sheets, print_bench
 from redi.report.compare import print_sheets, sheets as comparison_sheets
+from redi.report.deployed import deployed_sheets
 from redi.report.dots import Dot, draw_dots, draw_schedule
 from redi.report.inspection import answer_sheet, far_note, print_inspection, score_sheet, write_picture
 from redi.report.notebook import Table
@@ -95,7 +97,10 @@ class ComparisonResult(Shown):
     written: list[Path]
 
     def sheets(self) -> Sequence[Sheet]:
-        return comparison_sheets(self.bundle, read_results(self.folder))
+        results = read_results(self.folder)
+        timed = any(entry.study.startswith(ACCELERATE) for entry in self.bundle.comparisons)
+        deployed = deployed_sheets(results, earlier_deployed(self.folder)) if timed else []
+        return [*deployed, *comparison_sheets(self.bundle, results)]
 
     def plot(self) -> Any:
         """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from redi.attention import ATTENTION_SCORES, cls_rows, head_mean
 from redi.errors import InvalidInput
+from redi.score import minmax
 
 #: Images per slice. On a CPU, two images of a ViT-B (2 x 12 x 201 x 201 FP32, 3.9 MB) stay in the cache and run at
 #: SDPA's speed; an accelerator needs larger slices.
@@ -78,8 +79,12 @@ class AttentionScores:
         return self.means, self.rows
 
     def maps(self) -> dict[str, Float[Tensor, "batch patches"]]:
+        return {name: minmax(values) for name, values in self.raw_maps().items()}
+
+    def raw_maps(self) -> dict[str, Float[Tensor, "batch patches"]]:
+        """The maps before their min-max normalisation."""
         means, (rows,) = self.means.values(), self.rows.values()
-        return {name: score.map(means, rows, self.prefix) for name, score in ATTENTION_SCORES.items()}
+        return {name: score.raw(means, rows, self.prefix) for name, score in ATTENTION_SCORES.items()}
 
 
 def observed_attention(

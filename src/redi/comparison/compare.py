@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from redi.comparison.deployed import record_merges, shown_row, time_rows
 from redi.comparison.grid import Request, grid
 from redi.comparison.ground import Ground, Study
 from redi.comparison.plugins import with_plugins
@@ -14,6 +15,7 @@ from redi.comparison.studies import STUDIES
 from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
+from redi.records.deployed import STUDY as ACCELERATE, write_deployed
 from redi.records.results import write_results
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
@@ -53,7 +55,15 @@ def compare(
         earlier = earlier_bundle(run.folder)  # raises before the work if it cannot be read
         run_stages(run)
         _measure(run, variants, catalogue, group_size)
-        return _summarise(run, chosen, earlier) if run.ranks.is_main else None
+        timed = [v for study in chosen if study.name.startswith(ACCELERATE) for v in study.variants]
+        if timed:
+            record_merges(run, shown_row(run, timed))
+        if not run.ranks.is_main:
+            return None
+        bundle = _summarise(run, chosen, earlier)
+        if timed:
+            write_deployed(run.folder, time_rows(run, timed))
+        return bundle
 
 
 def _studies(

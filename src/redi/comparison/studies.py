@@ -10,6 +10,7 @@ from redi.comparison.ground import Ground, Study
 from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
 from redi.errors import ConfigError
 from redi.records.comparison import SCORERS_STUDY
+from redi.records.deployed import OWN, PEER, STUDY as ACCELERATE
 from redi.reduction import OPERATOR, Reducer
 from redi.rows import MAIN_SCORE, NO_SCORE, RANDOM, Codebook, CorpusSettings, Score, Variant
 from redi.runs.config import MOST_WORDS
@@ -21,9 +22,8 @@ SWEEP = tuple(step / 10 for step in range(1, 10))
 COSTS = (0.65, 0.75)
 #: Relative costs at which reducers that need no label and no dense pass are compared.
 DEPLOYABLE_COSTS = (0.55, 0.65, 0.75)
-#: The reducer of ``redi.accelerate``, and all reducers that need no label and no dense pass.
-OWN = "protected"
-DEPLOYABLE = (OWN, "tome-early", "tome", "pitome", "evit")
+#: All reducers that need no label and no dense pass.
+DEPLOYABLE = (OWN, "tome-early", PEER, "pitome", "evit")
 #: A cost closer than this to that of the run's own budget is measured at that budget, whose rows exist already.
 NEAR = 0.005
 
@@ -95,6 +95,19 @@ def deployable(ground: Ground) -> list[Study]:
     return studies
 
 
+def accelerate(ground: Ground) -> list[Study]:
+    """The part of :func:`deployable` that a report opens with: our own reducer beside ToMe."""
+    return [
+        Study(
+            study.name.replace("deployable", ACCELERATE),
+            study.title.replace("No label and no dense pass", "redi.accelerate beside ToMe"),
+            [row for row in study.variants if row.reducer in (OWN, PEER)],
+            study.reference,
+        )
+        for study in deployable(ground)
+    ]
+
+
 def sweep(ground: Ground) -> list[Study]:
     """Keep rates of 10 to 90 %; progressive reducers run at the cost of the paper's operator at each rate.
 
@@ -150,6 +163,7 @@ STUDIES: dict[str, Callable[[Ground], list[Study]]] = {
     SCORERS_STUDY: scorers,
     "reducers": reducers,
     "costs": costs,
+    ACCELERATE: accelerate,
     "deployable": deployable,
     "sweep": sweep,
     "ablations": ablations,

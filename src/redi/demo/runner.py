@@ -9,14 +9,16 @@ from rich.console import Console
 
 from redi.backbone import load_backbone
 from redi.backbone.checkpoint import checkpoint_digest
+from redi.comparison.compare import compare
 from redi.demo.coverage import mean_coverage
 from redi.demo.generator import CLASSES, write_folder
 from redi.errors import ArtifactError, ConfigError
-from redi.pipeline import execute
 from redi.records import artifacts
+from redi.records.deployed import STUDY, earlier_deployed
 from redi.records.outputs import PICTURES, RUN, mark_run, recorded_identity, require_own
-from redi.records.results import FILE, Results, write_results
+from redi.records.results import FILE, Results, read_results, write_results
 from redi.report.build import build_report
+from redi.report.deployed import deployed_sheets
 from redi.report.sheets import Sheet, print_sheet
 from redi.report.tables import print_tables
 from redi.rows import SCORES, Score
@@ -56,12 +58,12 @@ def run_demo(
         raise ArtifactError(
             f"The demo cannot write its pictures to {images}: {error.strerror or error}. Choose another --out."
         ) from None
-    results = execute(config)
-    assert results is not None
-    results = _with_coverage(out, config, masks, results)
+    compare(config, [STUDY])  # runs the stages first
+    results = _with_coverage(out, config, masks, read_results(out))
     console = Console()
     print_tables(results, console)
-    print_sheet(coverage_sheet(results), console)
+    for sheet in (*deployed_sheets(results, earlier_deployed(out)), coverage_sheet(results)):
+        print_sheet(sheet, console)
     page = build_report(out)
     say(f"Finished in {monotonic() - begin:.0f} s. Every number is in {out / FILE}. Open the report:")
     say(str(page))

@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from redi import __version__
-from redi.corpus import LABEL_SOURCES
 from redi.records import artifacts
 from redi.records.comparison import earlier_bundle
+from redi.records.deployed import earlier_deployed
 from redi.records.outputs import require_no_link, require_run
-from redi.records.results import Results, Row, read_results
+from redi.records.results import Results, read_results
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
+from redi.report.deployed import deployed_sheets
 from redi.report.explorer import Explorer
 from redi.report.figures import figure2_shares
+from redi.report.headline import cards, heading, last
 from redi.report.sheets import to_html
 from redi.report.tables import paper_tables
-from redi.rows import DENSE, MAIN_ROW
+from redi.rows import DENSE
 
-SCRIPTS = ("data", "operator", "canvas", "chart", "tables", "explorer", "viewer", "patch", "vocabulary", "main")
+SCRIPTS = (
+    *("data", "operator", "arithmetic", "canvas", "chart", "tables"),
+    *("explorer", "viewer", "merges", "patch", "vocabulary", "main"),
+)
 LABELS_USED = (
     "Labels were used: rows marked [gt] look up the true class of each validation image. They are an oracle that shows "
     "how well a token budget could be spent, not a method to deploy."
@@ -46,6 +51,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     require_no_link(path.parent)
     results = read_results(folder)
     explorer = Explorer(folder, names)
+    deployed = earlier_deployed(folder)
     data = content(folder, results, explorer)
     page = files("redi.report") / "page"
     style = (page / "style.css").read_text(encoding="utf-8")
@@ -56,13 +62,13 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     slots = {
         "policy": _policy(script, style),
         "version": escape(__version__),
-        "title": escape(f"REDI on {_last(results.notes.backbone)}"),
+        "title": escape(f"REDI on {last(results.notes.backbone)}"),
         "style": style,
-        "heading": escape(_heading(results)),
+        "heading": escape(heading(results)),
         "oracle": escape(LABELS_USED),
-        "cards": "".join(_card(results, name) for name in results.classifiers),
+        "cards": cards(results, deployed),
         "facts": _facts(results),
-        "tables": "".join(map(to_html, paper_tables(results).values())),
+        "tables": "".join(map(to_html, [*deployed_sheets(results, deployed), *paper_tables(results).values()])),
         "curves_link": '<a href="#curves">Accuracy and cost</a>' if curves else "",
         "curves": curves,
         "fits": escape(figure2.fits),
@@ -96,69 +102,14 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-def _last(path: str, parts: int = 1) -> str:
-    """The last parts of a path; the first ones only say where somebody keeps their files."""
-    return "/".join(path.rstrip("/").split("/")[-parts:])
-
-
-def _heading(results: Results) -> str:
-    """The result of the first classifier in one sentence."""
-    classifier = results.classifiers[0]
-    row, dense = results.row(MAIN_ROW, classifier), results.row(DENSE, classifier)
-    low, high = row.delta_interval
-    if low <= 0 <= high:
-        change = "is not measurably different from dense"
-    else:
-        verb = "gains" if row.delta_dense > 0 else "loses"
-        change = f"{verb} {abs(row.delta_dense):.1f} points"
-    return (
-        f"{_last(results.notes.backbone)}: {dense.tokens} tokens become {row.tokens}, and with the "
-        f"oracle's score the {classifier} classifier {change}"
-    )
-
-
-def _card(results: Results, classifier: str) -> str:
-    """A card with the main row against dense and the interval of the difference."""
-    row, dense = results.row(MAIN_ROW, classifier), results.row(DENSE, classifier)
-    low, high = row.delta_interval
-    lines = [
-        f"{row.title} against dense, {classifier} classifier",
-        f"{row.delta_dense:+.1f} points",
-        f"95 % interval of the difference: {low:+.1f} to {high:+.1f}; p = {row.p_value:.2g} (exact McNemar)",
-        f"Top-1 {row.top1:.1f} %, dense {dense.top1:.1f} %, {row.images:,} images",
-        f"Without the true class: {_best_without(results, classifier)}",
-    ]
-    first, big, *rest = map(escape, lines)
-    return (
-        f'<div class="card"><div class="what">{first}</div><div class="big">{big}</div>'
-        + "".join(f'<div class="what">{line}</div>' for line in rest)
-        + "</div>"
-    )
-
-
-def _best_without(results: Results, classifier: str) -> str:
-    """The best row that costs no more than the main row and does not use the true class."""
-    main = results.row(MAIN_ROW, classifier)
-    rows = [
-        row
-        for row in results.rows
-        if row.classifier == classifier
-        and row.reducer
-        and not (row.label_source and LABEL_SOURCES[row.label_source].uses_truth)
-        and row.cost <= main.cost + 0.005
-    ]
-    best: Row = max(rows, key=lambda row: row.top1)
-    return f"at most {best.top1:.1f} % at this cost ({best.title}; best of {len(rows)} rows)"
-
-
 def _facts(results: Results) -> str:
     notes, environment = results.notes, results.environment
     words = notes.vocabulary
     facts: dict[str, Any] = {
-        "Backbone": _last(notes.backbone),
-        "Corpus": f"{_last(notes.train, 2)}: {notes.train_images:,} images",
+        "Backbone": last(notes.backbone),
+        "Corpus": f"{last(notes.train, 2)}: {notes.train_images:,} images",
         "Classes": f"{notes.classes:,}",
-        "Evaluated on": f"{_last(notes.val, 2)}: {notes.val_images:,} images",
+        "Evaluated on": f"{last(notes.val, 2)}: {notes.val_images:,} images",
         "Vocabulary": f"{words.n_words} words, {words.n_passes} passes",
         "Classifier": " and ".join(results.classifiers),
         "Left out": f"{len(notes.skipped_train)} + {len(notes.skipped_val)} undecodable",

@@ -10,8 +10,10 @@ from rich.markup import escape
 from redi.corpus import LABEL_SOURCES
 from redi.records import artifacts
 from redi.records.comparison import SCORERS_STUDY, Bundle, Comparison, Line, Rankings, read_bundle
+from redi.records.deployed import earlier_deployed
 from redi.records.results import Results, Row, VocabularyNotes, read_results
 from redi.report.curves import draw_curves
+from redi.report.deployed import deployed_sheets
 from redi.report.sheets import Sheet, print_sheet, to_markdown
 from redi.report.tables import ORACLE
 from redi.rows import Codebook, Score
@@ -159,7 +161,7 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
 def publish(folder: Path) -> list[Path]:
     """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    everything = sheets(read_bundle(folder), results)
+    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results)]
     text = "\n".join([ORACLE, "", *map(to_markdown, everything)])
     artifacts.write_text(folder / "compare.md", text)
     written = [folder / "compare.json", folder / "compare.md"]

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redi.attention import ATTENTION_SCORES
 from redi.evaluate import choose_sample, hits
 from redi.images.jpeg import Packed, from_jpeg, to_jpeg
 from redi.records import artifacts
-from redi.records.explained import corpus_steps
 from redi.records.results import Results
 from redi.report.curves import curves_of, line_style
-from redi.report.explorer import Explorer, telling_image
+from redi.report.explorer import Explorer, Merges, telling_image
 from redi.report.figures import Figure2, figure2_shares
 from redi.rows import DENSE, MAIN_ROW, SCORES, Score
+from redi.views import MEAN_WEIGHT
 
 #: Number of characters of images and words beyond which a page shows fewer images than the sample holds.
 PAGE_CHARACTERS = 14_000_000
@@ -26,8 +27,6 @@ PAGE_CHARACTERS = 14_000_000
 STRIP_CHARACTERS = 5_000_000
 #: Most classes shown per word, and most words shown per class.
 MOST_NAMED = 8
-#: Value of a patch that a view does not cover, in maps stored with 8 bits.
-OUTSIDE = 255
 
 
 def content(
@@ -47,16 +46,15 @@ def content(
         "geometry": {"prefix": explorer.geometry.prefix, **asdict(explorer.geometry.block)},
         "budget": vars(explorer.budget),
         "main": MAIN_ROW,
+        "mean_weight": MEAN_WEIGHT,
+        "merges": None if explorer.merges is None else explorer.merges.notes,
         "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],
         "rows": [_score(results, row) for row in SCORES],
         "classifiers": classifiers,
         "classes": explorer.classes,
         "titles": {name: _titles(explorer, name, shown) for name in classifiers},
         "images": [images[number] for number in shown],
-        "factors": {
-            label: {part: _half(explorer.tfidf[part][label]) for part in ("contrast", "support")}
-            for label in sorted({explorer.labels[number] for number in shown})
-        },
+        "factors": _factors(explorer, shown),
         **words,
         "figure2": _figure2(figure2_shares(folder)),
         "curves": [
@@ -114,9 +112,6 @@ def _titles(explorer: Explorer, classifier: str, shown: Sequence[int]) -> dict[i
 
 def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[str, Any]:
     label, views = explorer.labels[number], explorer.views(number)
-    words = explorer.stored["words"][number].long()
-    lookups, aligned, valid = corpus_steps(explorer.tfidf["table"][label], words, views)
-    levels = (aligned * 254).round().to(torch.uint8)
     top5 = {
         classifier: {
             row: [
@@ -135,13 +130,32 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
         "truth": {name: explorer.own(name, label) for name in classifiers},
         # The second view mirrors the first, so its picture is not stored.
         "crops": ["" if k == 1 else _base64(crop) for k, crop in enumerate(crops)],
-        "words": _short(words),
-        "lookups": _bytes((lookups * 254).round().to(torch.uint8)),
-        "aligned": _bytes(torch.where(valid, levels, OUTSIDE)),
+        "words": _short(explorer.stored["words"][number]),
+        "views": [[*view.box, int(view.flip)] for view in views],
+        "ranges": {name: explorer.stored[f"range/{name}"][number].tolist() for name in ATTENTION_SCORES},
         "scores": {row: _half(explorer.stored[f"scores/{row}"][number]) for row in SCORES},
         "destinations": {row: _destinations(explorer, number, row) for row in SCORES},
         "top5": top5,
+        "merges": explorer.merges and _merges(explorer.merges, number),
     }
+
+
+def _merges(merges: Merges, number: int) -> dict[str, str]:
+    return {"block": _bytes(merges.block[number]), "into": _short(merges.into[number])}
+
+
+def _factors(explorer: Explorer, shown: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Per class: the words that its shown images have, and the factors and TF-IDF of these words."""
+    factors = {}
+    for label in sorted({explorer.labels[number] for number in shown}):
+        numbers = [number for number in shown if explorer.labels[number] == label]
+        words = explorer.stored["words"][numbers].long().unique()
+        parts = ("contrast", "support", "table")
+        factors[label] = {
+            "words": _short(words),
+            **{part: _float(explorer.tfidf[part][label, words]) for part in parts},
+        }
+    return factors
 
 
 def _destinations(explorer: Explorer, number: int, row: str) -> str:
@@ -213,6 +227,10 @@ def _bytes(values: Tensor) -> str:
 
 def _short(values: Tensor) -> str:
     return _base64(values.to(torch.int16).contiguous().numpy().astype("<i2").tobytes())
+
+
+def _float(values: Tensor) -> str:
+    return _base64(values.float().contiguous().numpy().astype("<f4").tobytes())
 
 
 def _half(values: Tensor) -> str:

@@ -1,18 +1,22 @@
 """The images of a run's explorer sample, read back from its records. No model is run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from redi.budget import Budget
 from redi.corpus import TRUE_CLASS
 from redi.cost import Geometry
-from redi.errors import printable
+from redi.errors import ArtifactError, printable
 from redi.images.classes import class_titles
 from redi.images.jpeg import Packed, from_jpeg
 from redi.records import artifacts
+from redi.records.deployed import MERGES
 from redi.records.explained import Explained, Fate, Guess, corpus_steps
 from redi.records.reading import build
 from redi.rows import DENSE, SCORES, Score
@@ -25,6 +29,8 @@ class Explorer:
     def __init__(self, folder: Path, names: Path | None = None) -> None:
         self.folder = folder
         self.stored, manifest = artifacts.load_named(folder, "analysis/explorer")
+        if "range/mass" not in self.stored:
+            raise ArtifactError(f"{folder} was made by an earlier version of redi: use `redi run` again to update it.")
         notes = manifest["notes"]
         self.names = [printable(name) for name in notes["names"]]
         self.geometry: Geometry = build(Geometry, notes["geometry"])
@@ -39,6 +45,7 @@ class Explorer:
         self.crops = Packed.read(self.stored)
         self.tfidf = artifacts.load_named(folder, "tfidf")[0]
         self.predictions = Predictions(folder, self.indices)
+        self.merges = _merges(folder, manifest["digest"])
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -88,6 +95,26 @@ class Explorer:
             fates={row: self.fate(number, row) for row in SCORES},
             guesses={row: self.guesses(number, classifier, row) for row in (DENSE, *SCORES)},
         )
+
+
+@dataclass(frozen=True)
+class Merges:
+    """What ``redi.accelerate`` merges in the images of the sample, block by block."""
+
+    #: Of each patch whose token joined another: the block, counted from 1, and the first patch of that token. Else 0.
+    block: UInt8[Tensor, "images patches"]
+    into: Int[Tensor, "images patches"]
+    notes: dict[str, Any]  # cost and schedule
+
+
+def _merges(folder: Path, explorer: str) -> Merges | None:
+    """The merges that `redi compare` recorded for the images of this explorer; None if there are none."""
+    if not (folder / f"{MERGES}.safetensors").exists():
+        return None
+    stored, manifest = artifacts.load_named(folder, MERGES)
+    if manifest["key"]["explorer"] != explorer:  # of another sample
+        return None
+    return Merges(stored["block"], stored["into"], manifest["notes"])
 
 
 class Predictions:

@@ -74,7 +74,7 @@ def timed_paths(
     """
     on, own = backbone.geometry, Extent(budget)
     cost = cost or REDUCERS[OPERATOR].cost(own, on)
-    paths = [TimedPath(DENSE, False, _dense(backbone), 1.0, on.prefix + on.patches)]
+    paths = [dense_path(backbone)]
     for name in reducers:
         reducer = _with_random_words(REDUCERS[name], backbone)
         try:
@@ -83,18 +83,29 @@ def timed_paths(
             paths.append(TimedPath(name, False, None, note=str(error)))
             continue
         for scored in (False, True) if scoring and reducer.needs_score else (False,):
-            paths.append(
-                TimedPath(
-                    name,
-                    scored,
-                    _reduced(backbone, reducer, extent, scored),
-                    reducer.cost(extent, on) + scored,
-                    on.prefix + reducer.tokens_left(extent, on),
-                    extent.schedule,
-                    reducer.loops,
-                )
-            )
+            paths.append(reduced_path(backbone, name, reducer, extent, scored))
     return paths
+
+
+def dense_path(backbone: Backbone) -> TimedPath:
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        return backbone.encode(backbone.embed(pixels))
+
+    return TimedPath(DENSE, False, forward, 1.0, backbone.geometry.prefix + backbone.geometry.patches)
+
+
+def reduced_path(backbone: Backbone, row: str, reducer: Reducer, extent: Extent, scoring: bool = False) -> TimedPath:
+    """The path of a reducer. With ``scoring`` it includes the dense pass that makes the scores."""
+    on = backbone.geometry
+    return TimedPath(
+        row,
+        scoring,
+        _reduced(backbone, reducer, extent, scoring),
+        reducer.cost(extent, on) + scoring,
+        on.prefix + reducer.tokens_left(extent, on),
+        extent.schedule,
+        reducer.loops,
+    )
 
 
 def _with_random_words(reducer: Reducer, backbone: Backbone) -> Reducer:
@@ -104,13 +115,6 @@ def _with_random_words(reducer: Reducer, backbone: Backbone) -> Reducer:
     generator = torch.Generator().manual_seed(0)
     words = normalize(torch.randn(N_WORDS, backbone.width, generator=generator), dim=1)
     return reducer.with_words(words.to(backbone.device))
-
-
-def _dense(backbone: Backbone) -> Forward:
-    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
-        return backbone.encode(backbone.embed(pixels))
-
-    return forward
 
 
 def _reduced(backbone: Backbone, reducer: Reducer, extent: Extent, scoring: bool) -> Forward:

@@ -22,7 +22,7 @@ from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import block_key, prediction_name
-from redi.stages.score import WORDS
+from redi.stages.score import FACTORS, WORDS, factor_name
 from redi.stages.stage import Stage
 from redi.statistics import spearman, zipf_fit
 
@@ -38,6 +38,7 @@ def analysis_key(run: Run) -> dict[str, Any]:
         "val",
         words=run.digest("analysis/words"),
         scores={row: run.digest(f"scores/{row}") for row in SCORES},
+        factors={name: run.digest(factor_name(name)) for name in FACTORS},
         dense=run.digest(prediction_name(first, DENSE)),
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
@@ -92,7 +93,7 @@ def word_notes(figures: Mapping[str, Tensor]) -> WordNotes:
 
 
 def _explorer(run: Run, key: artifacts.Key) -> None:
-    """Record a sample of images: views, words, scores and where patches go under each score.
+    """Record a sample of images: views, words, scores with their ranges and where patches go under each score.
 
     The names of images and classes are in the notes.
     """
@@ -102,6 +103,7 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
     sample = choose_sample(correct[0], correct[1], dense["indices"], run.config.analysis.sample)
     place = {index: at for at, index in enumerate(dense["indices"].tolist())}
     stored = {row: run.load(f"scores/{row}")["scores"] for row in SCORES}
+    ranges = {name: run.load(factor_name(name))["range"] for name in FACTORS}
     words = run.load(WORDS)
     backbone = run.backbone
 
@@ -111,6 +113,7 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
         tokens = backbone.embed(pixels)
         rows: dict[str, Tensor] = {"crops": batch.pixels}
         rows |= {field: words[field][at] for field in ("labels", "words", "boxes", "flips")}
+        rows |= {f"range/{name}": values[at] for name, values in ranges.items()}
         for row in SCORES:
             scores = rows[f"scores/{row}"] = stored[row][at]
             reduction = reduce(tokens.patches, scores.float(), run.config.budget, tokens.grid)

@@ -2,7 +2,8 @@
 
 The forward pass over the reference view gives its words, all attention maps and the dense feature. The other three
 views give only words. Each score map is computed in FP32 and rounded once, when it is stored as FP16; it is read back
-as FP32, as in the paper. The maps that a product multiplies are not rounded before, so they are stored in FP32 too.
+as FP32, as in the paper. The maps that a product multiplies are not rounded before, so they are stored in FP32 too,
+with their range before the min-max normalisation.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ FACTORS = tuple(score.name for score in PAPER_SCORES if not score.term)
 
 
 def factor_name(name: str) -> str:
-    """The artefact with the unrounded map of a local score, a factor of products."""
+    """The artefact with the unrounded map of a local score, a factor of products, and its ``range`` before N."""
     return f"validation/factors/{name}"
 
 
@@ -45,7 +46,7 @@ def score_key(run: Run) -> dict[str, Any]:
         codebooks=run.digest("analysis/codebooks"),
         features=run.config.probe.features,
         seed=run.config.seed,
-        factors=list(FACTORS),
+        factors=[*FACTORS, "range"],
         closeness="mean cosine of the reference view",
     )
 
@@ -78,15 +79,16 @@ def make_scores(run: Run) -> None:
             cosine, nearest = nearest_words(hidden[:, backbone.prefix :], centroids)
             words.append(nearest)
             if view == 0:
-                final, maps, closeness = hidden, attention.maps(), cosine.mean(dim=1)
+                final, raw, closeness = hidden, attention.raw_maps(), cosine.mean(dim=1)
         weights = term.table[batch.labels.to(run.device)]
-        maps["tfidf"] = tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
-        noise = random_scores(run.config.seed, batch.indices, tfidf.shape[1])
-        maps[RANDOM] = minmax(noise.to(run.device))
+        tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
+        raw[RANDOM] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(run.device)
+        maps = {"tfidf": tfidf, **{name: minmax(values) for name, values in raw.items()}}
         for name in ATTENTION_SCORES:
             maps[Score("tfidf", name).name] = hybrid(tfidf, maps[name])
         rows = {f"score/{name}": maps[name].half() for name in SCORES}
         rows |= {f"factor/{name}": maps[name] for name in FACTORS}
+        rows |= {f"range/{name}": torch.stack(raw[name].aminmax(dim=1), dim=1) for name in FACTORS}
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
@@ -111,7 +113,7 @@ def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
         tensors = {"scores": rows[f"score/{name}"], "indices": common["indices"]}
         run.save(f"scores/{name}", tensors, key)
     for name in FACTORS:
-        run.save(factor_name(name), {"map": rows[f"factor/{name}"]}, key)
+        run.save(factor_name(name), {"map": rows[f"factor/{name}"], "range": rows[f"range/{name}"]}, key)
     views = {field: rows[field] for field in ("words", "figure_words", "closeness", "boxes", "flips")}
     run.save(WORDS, {**common, **views}, key)
     dense = {name: tensor for name, tensor in rows.items() if name in ("features", "native_logits")}

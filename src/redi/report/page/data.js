@@ -5,6 +5,7 @@ const patches = data.grid[0] * data.grid[1];
 const element = (id) => document.getElementById(id);
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const shorts = (text) => new Uint16Array(bytes(text).buffer);
+const floats = (text) => new Float32Array(bytes(text).buffer);
 const halves = (text) => Float32Array.from(shorts(text), half);
 const jpeg = (text) => `data:image/jpeg;base64,${text}`;
 
@@ -31,8 +32,7 @@ function arrays(image) {
       scores,
       destinations,
       words: shorts(image.words),
-      lookups: bytes(image.lookups),
-      aligned: bytes(image.aligned),
+      merges: image.merges && { block: bytes(image.merges.block), into: shorts(image.merges.into) },
     });
   }
   return unpacked.get(image);

@@ -69,6 +69,7 @@ sortTables();
 drawCharts();
 startExplorer();
 startViewer();
+startMerges();
 drawHero();
 startVocabulary();
 addEventListener("hashchange", follow);

@@ -22,10 +22,11 @@ function startViewer() {
   element("next").addEventListener("click", () => step(1));
   element("viewer").addEventListener("close", () => {
     if (location.hash.startsWith("#image=")) history.replaceState(null, "", "#explorer");
+    // The browser would return to the image that was opened first.
+    document.querySelector(`#grid [data-index="${view.image.index}"]`)?.focus();
   });
   element("viewer").addEventListener("keydown", keys);
-  for (const id of ["map", "roles"]) {
-    const canvas = element(id);
+  for (const canvas of document.querySelectorAll("#viewer canvas[tabindex]")) {
     canvas.addEventListener("pointermove", (event) => pointAt(event, canvas));
     canvas.addEventListener("pointerdown", (event) => pointAt(event, canvas));
     canvas.addEventListener("keydown", walk);
@@ -129,10 +130,8 @@ function levelsOf(shown) {
 
 // TF-IDF of a view, in 0 to 1; -1 for a patch that the view does not cover.
 function mapOf(shown) {
-  const stored = arrays(view.image);
-  const all = shown.kind === "view" ? stored.lookups : stored.aligned;
-  const part = all.subarray(shown.view * patches, (shown.view + 1) * patches);
-  return Array.from(part, (value) => (value === 255 ? -1 : value / 254));
+  const steps = corpusSteps(view.image).views[shown.view];
+  return shown.kind === "view" ? steps.lookups : steps.aligned.map((value) => value ?? -1);
 }
 
 function ranked(scores) {
@@ -162,6 +161,7 @@ function drawImage() {
     focus(pen, side, 0);
   });
   element("roles").dataset.arrows = arrows ? "drawn" : "none";
+  drawMerges();
   describe(assigned);
 }
 
@@ -212,7 +212,7 @@ function drawAnswers() {
       make("td", { textContent: logit.toFixed(2) }),
     ];
   };
-  const head = ["", "Dense", "logit", `Reduced by ${titleOf(view.row)}`, "logit"];
+  const head = ["Place", "Dense", "logit", `Reduced by ${titleOf(view.row)}`, "logit"];
   table.tHead?.remove();
   for (const body of [...table.tBodies]) body.remove();
   const rows = guesses.dense.map((_, place) =>

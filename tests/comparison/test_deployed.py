@@ -1,0 +1,89 @@
+"""Measured speed of what can be deployed, and the history of its merges."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from redi.backbone import Backbone
+from redi.comparison.compare import compare
+from redi.comparison.deployed import merge_history
+from redi.errors import ArtifactError
+from redi.pipeline import execute
+from redi.records.deployed import FILE, OWN, PEER, earlier_deployed
+from redi.records.results import read_results
+from redi.reduction import REDUCERS, Progressive
+from redi.report.build import build_report
+from redi.report.explorer import Explorer
+from redi.rows import DENSE
+from redi.runs.config import saved_config
+
+
+@pytest.fixture(scope="module")
+def measured(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deployed") / "run"
+    shutil.copytree(finished, folder)
+    compare(saved_config(folder), ["accelerate"])
+    return folder
+
+
+@pytest.mark.parametrize("name", [OWN, PEER])
+def test_a_history_of_merges_gives_the_tokens_after_every_block(dinov3: Backbone, name: str) -> None:
+    """Where the later blocks merge nothing, the final source of a patch is that after the block."""
+    reducer = REDUCERS[name]
+    assert isinstance(reducer, Progressive)
+    tokens = dinov3.embed(torch.randn(3, 3, 48, 48))
+    schedule = reducer.schedule(36, dinov3.depth, 0.8)
+    block, into = merge_history(dinov3, tokens, reducer, schedule)
+    assert int(block.max()) > 1, "it merges in more than one block"
+    for last in range(dinov3.depth + 1):
+        stopped = (*schedule[:last], *[(36, *schedule)[last]] * (dinov3.depth - last))
+        source = dinov3.encode_progressively(tokens, reducer, stopped).source
+        for image in range(3):
+            names = [first_patch(block[image].tolist(), into[image].tolist(), patch, last) for patch in range(36)]
+            first = {token: patch for patch, token in reversed(list(enumerate(source[image].tolist())))}
+            assert names == [first[token] for token in source[image].tolist()]
+
+
+def first_patch(block: list[int], into: list[int], patch: int, last: int) -> int:
+    while 0 < block[patch] <= last:
+        patch = into[patch]
+    return patch
+
+
+def test_dense_and_every_row_are_timed_and_are_rows_of_the_results(measured: Path) -> None:
+    deployed, results = earlier_deployed(measured), read_results(measured)
+    assert deployed is not None
+    assert deployed.timings[0].row == DENSE
+    rows = [results.row(timing.row, "probe") for timing in deployed.timings]
+    assert {row.reducer for row in rows} == {"", OWN, PEER}
+    for row, timing in zip(rows, deployed.timings, strict=True):
+        assert timing.predicted == pytest.approx(1 / row.cost)
+        assert timing.tokens == row.tokens
+        assert timing.speedup is not None
+        assert timing.speedup_low is not None
+        assert timing.speedup_high is not None
+        assert 0 < timing.speedup_low <= timing.speedup <= timing.speedup_high
+
+
+def test_the_merges_belong_to_one_sample_of_images(measured: Path, tmp_path: Path) -> None:
+    explorer = Explorer(measured)
+    assert explorer.merges is not None
+    assert len(explorer.merges.block) == len(explorer)
+    for number in range(len(explorer)):
+        left = int((explorer.merges.block[number] == 0).sum())
+        assert left == explorer.merges.notes["schedule"][-1]
+    shutil.copytree(measured, tmp_path / "run")
+    config = saved_config(tmp_path / "run")
+    execute(replace(config, analysis=replace(config.analysis, sample=5)))
+    assert Explorer(tmp_path / "run").merges is None, "they are those of other images"
+    assert "not measured yet" not in build_report(tmp_path / "run").read_text(), "the speed is that of any image"
+
+
+def test_damaged_times_are_one_line(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured, tmp_path / "run")
+    (tmp_path / "run" / FILE).write_text('{"timings": 3}')
+    with pytest.raises(ArtifactError, match=r"deployed\.json cannot be read as a result of `redi compare RUN --study"):
+        build_report(tmp_path / "run")
