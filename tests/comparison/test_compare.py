@@ -533,4 +533,4 @@ def test_a_grid_without_score_and_reducer_is_refused(folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.strip().endswith("--after need --scorer or --reducer.")
+    assert done.stderr.strip().endswith("--name need --scorer or --reducer.")

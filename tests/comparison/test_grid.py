@@ -50,7 +50,7 @@ def test_the_name_of_a_study_is_the_name_of_its_files() -> None:
     def names(name: str) -> list[str]:
         return [study.name for study in grid(GROUND, Request(scorers=["mass"], costs=[0.5], name=name))]
 
-    assert names("Pruning or merging") == ["own-pruning-or-merging-at-a-cost-of-0.5"]
+    assert names("Pruning or merging") == ["own-pruning-or-merging-cost-0.5"]
     others = [*names("a b"), *names("a-b"), *names("a/b"), *names("ρ"), *names("Δ")]
     assert len(set(others)) == len(others), "no study replaces another"
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in others)

@@ -39,7 +39,10 @@ Keeps = Annotated[
 TokenCounts = Annotated[list[int] | None, option(METHOD, "Or the number of patch tokens after the last block.")]
 Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.")]
 After = Annotated[list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0)]
-Against = Annotated[str, option(METHOD, "Name of the row to compare with.", default="each study's own reference")]
+Against = Annotated[
+    str, option(METHOD, "Name or title of the row to compare with, at each cost.", default="each study's own reference")
+]
+Name = Annotated[str | None, option(OUTPUT, "Title of your own grid.", default="its scores and reducers")]
 OWN = "as in the run"
 RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=OWN)]
 RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=OWN)]
@@ -63,13 +66,14 @@ def compare(
     batch_size: RunBatchSize = None,
     workers: RunWorkers = None,
     threads: RunThreads = None,
+    name: Name = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Compare scores and reducers on one run, with paired statistics.
 
     Examples: `redi compare runs/demo` for all studies, `redi compare runs/demo --study scorers`,
     `redi compare runs/demo --scorer redi_mass --labels predicted --reducer prune --reducer tome --cost 0.55
-    --cost 0.65`, `redi compare runs/demo --scorer my.py:contrast`.
+    --cost 0.65 --name "Pruning or merging"`, `redi compare runs/demo --scorer my.py:contrast`.
 
     It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
     stopped, the same command continues where it was.
@@ -84,9 +88,9 @@ def compare(
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     config = overlay(saved_config(run), given({"runtime": runtime}), "options").checked()
     sizes = {"keeps": keep, "tokens": tokens, "costs": cost, "after": after}
-    grid_options = given({"scorers": scorer, "labels": labels, "reducers": reducer, **sizes})
+    grid_options = given({"scorers": scorer, "labels": labels, "reducers": reducer, "name": name, **sizes})
     if not (scorer or reducer) and grid_options:
-        raise ConfigError("--labels, --keep, --tokens, --cost and --after need --scorer or --reducer.")
+        raise ConfigError("--labels, --keep, --tokens, --cost, --after and --name need --scorer or --reducer.")
     request = Request(**grid_options) if scorer or reducer else None
     studies = study or ([] if request else list(STUDIES))
     with interruptible():

@@ -44,6 +44,12 @@ class _Size:
     after: int = 0  # blocks before the one-shot rows; at a given cost, rows with any number are compared
 
     @property
+    def name(self) -> str:
+        """A part of a file name."""
+        parts = {"cost": self.cost, "tokens": self.tokens, "keep": self.keep, "after": self.after or None}
+        return "".join(f"-{axis}-{value:g}" for axis, value in parts.items() if value is not None)
+
+    @property
     def title(self) -> str:
         parts = [f"at a cost of {self.cost:g}"] if self.cost is not None else []
         parts += [f"at {self.tokens} patch tokens"] if self.tokens is not None else []
@@ -111,9 +117,7 @@ def _study(ground: Ground, request: Request, size: _Size, rows: list[Variant]) -
     rows = list(dict.fromkeys([*rows, reference]))
     name = request.name.strip()
     if name:
-        study = f"own-{_slug(name)}"
-        if size.title:
-            study += f"-{_slug(size.title)}"
+        study = f"own-{_slug(name)}{size.name}"
     else:
         names = "\n".join(row.name(ground.extent.budget) for row in rows)
         study = f"grid-{_digest(names)}"

@@ -33,6 +33,7 @@ FOOTNOTES = (
     (("ρ",), "Spearman's correlation of the scores."),
     (("Overlap",), "percent of the kept patches that both rows keep."),
 )
+BEST = (("Top-1",), "percent; bold is the best.")
 REDUCERS_NAMED = f"Row: a reducer that is not named is the paper's operator, {OPERATOR}."
 #: Rows whose costs differ by no more are at equal cost.
 EQUAL = 2 * TOLERANCE
@@ -67,7 +68,7 @@ def comparison_sheet(comparison: Comparison, vocabulary: VocabularyNotes) -> She
         ],
         [ORACLE] * any(line.row.label_source == TRUE_CLASS for line in lines) + [REDUCERS_NAMED] * several,
         strong=frozenset((row, k) for row in best for k in (0, 1 + names.index("Top-1")) if equal),
-        footnotes=(*FOOTNOTES, (PAIRED, f"against {reference.title} (Cost {reference.cost:.3f}).")),
+        footnotes=(*FOOTNOTES, *[BEST] * equal, (PAIRED, f"against {reference.title} (Cost {reference.cost:.3f}).")),
     )
 
 

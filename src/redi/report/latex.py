@@ -43,6 +43,7 @@ _SPECIAL = {
 _NUMBER = r"[+-]\d+(?:\.\d+)?"
 _INTERVAL = re.compile(rf"({_NUMBER}) ({_NUMBER})")
 _POWER = re.compile(r"(\d+)e([+-]\d+)")
+_SMALL = re.compile(r"0\.(0{3,})([1-9])")
 #: Shrinks a table that is wider than the text, and no other.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
@@ -69,6 +70,8 @@ def cell_latex(text: str, strong: bool = False) -> str:
     formula = ""
     if power := _POWER.fullmatch(text):
         formula = rf"{power[1]}\times10^{{{int(power[2])}}}"
+    elif small := _SMALL.fullmatch(text):
+        formula = rf"{small[2]}\times10^{{{-1 - len(small[1])}}}"
     elif interval := _INTERVAL.fullmatch(text):
         formula = f"[{interval[1]}, {interval[2]}]"
     elif re.fullmatch(_NUMBER, text):

@@ -147,7 +147,10 @@ def table3(costs: list[CostRow], compared: float | None = None) -> Sheet:
     rows = [[row.quantity, *_amounts(row), f"{row.reduction:.1f} %"] for row in costs]
     if compared is not None:
         rows.append([WITH_OPERATOR, "1.000", f"{compared:.3f}", f"{100 * (1 - compared):.1f} %"])
-        notes.append(f"{WITH_OPERATOR}: similarities, merges and cell means. This is the cost in comparisons.")
+        notes[0] += (
+            " The added line also counts the operator's own products (similarities, merges, cell means). It is the cost "
+            "in comparisons."
+        )
     return Sheet(
         "Analytic sequence and compute",
         ("Quantity", "Dense", "Reduced", "Reduction"),
