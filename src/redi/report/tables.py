@@ -148,8 +148,8 @@ def table3(costs: list[CostRow], compared: float | None = None) -> Sheet:
     if compared is not None:
         rows.append([WITH_OPERATOR, "1.000", f"{compared:.3f}", f"{100 * (1 - compared):.1f} %"])
         notes[0] += (
-            " The added line also counts the operator's own products (similarities, merges, cell means). It is the cost "
-            "in comparisons."
+            " The added line also counts the operator's own products (similarities, merges, cell means). It is the "
+            "cost in comparisons."
         )
     return Sheet(
         "Analytic sequence and compute",
