@@ -166,6 +166,10 @@ class Variant:
         return "~".join(parts)
 
     @property
+    def title(self) -> str:
+        return describe(self.score, self.label_source, self.reducer, self.extent.after)
+
+    @property
     def is_dense(self) -> bool:
         return not self.reducer
 

@@ -22,6 +22,7 @@ from redi.runs.config import saved_config
 OTHER = Budget(0.4, 0.3, cells=3, spatial=0.5)
 KEEPS = [0.25, 0.5, 0.75]
 PRUNE, OWN = "prune, Incoming mass", f"{OPERATOR}, Incoming mass"
+REFERENCE = f"{OPERATOR}, REDI, mass [gt]"
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +60,19 @@ def test_a_run_with_other_cells_and_spatial_weight_has_its_curves(other_run: Pat
     assert results.notes.budget == OTHER
     for classifier in ("probe", "native"):
         curves = curves_of(results, classifier)
-        assert set(curves) == {PRUNE, OWN}
+        assert set(curves) == {PRUNE, OWN, REFERENCE}
         keeps = {name: [row.budget.keep for row in curves[name] if row.budget] for name in curves}
         assert keeps[PRUNE] == KEEPS
         assert keeps[OWN] == sorted([*KEEPS, OTHER.keep]), "and the run's own row"
         for row in (row for rows in curves.values() for row in rows):
             assert row.budget is not None
             assert (row.budget.cells, row.budget.spatial) == (OTHER.cells, OTHER.spatial)
-    assert draw_curves(results, tmp_path / "curves.png")
+    assert draw_curves(results, [tmp_path / "curves.png"])
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     on_page = content(other_run, results, Explorer(other_run))["curves"]
     assert [entry["classifier"] for entry in on_page] == ["probe", "native"]
     for entry in on_page:
-        assert {line["name"]: len(line["points"]) for line in entry["lines"]} == {PRUNE: 3, OWN: 4}
+        assert {line["name"]: len(line["points"]) for line in entry["lines"]} == {PRUNE: 3, OWN: 4, REFERENCE: 4}
 
 
 def test_rows_of_an_earlier_budget_are_no_points(seen_run: Path, other_run: Path) -> None:

@@ -33,15 +33,15 @@ def run(seen_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(content: Any, so_far: STEPS = ()) -> Iterator[STEPS]:
-    """Every field of a record; of a list only the first entry and, among the rows, one of each kind."""
+    """Every field of a record; of a list the first entry and, among the rows, one of each kind. Inner ones first."""
     if isinstance(content, dict):
         for name, value in content.items():
-            yield (*so_far, name)
             yield from places(value, (*so_far, name))
+            yield (*so_far, name)
     elif isinstance(content, list) and content:
         for number in (0, len(content) - 1) if so_far == ("rows",) else (0,):
-            yield (*so_far, number)
             yield from places(content[number], (*so_far, number))
+            yield (*so_far, number)
 
 
 def changed(content: Any, place: STEPS, value: Any, delete: bool = False) -> Any:

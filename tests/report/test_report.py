@@ -35,7 +35,8 @@ from redi.report.build import build_report, inline_json
 from redi.report.content import content, kinds
 from redi.report.explorer import Explorer, telling_image
 from redi.report.figures import draw_words, figure2_shares, write_figures
-from redi.report.sheets import Sheet, print_sheet, to_html, to_latex, to_markdown
+from redi.report.latex import to_latex
+from redi.report.sheets import Sheet, print_sheet, to_html, to_markdown
 from redi.rows import SCORES
 from redi.runs.config import saved_config
 from redi.score import hybrid
@@ -65,10 +66,10 @@ def data_of(page: Path) -> Any:
 
 def test_a_sheet_in_markdown_latex_and_html_is_escaped() -> None:
     assert "| **a_b \\| c** | **1.5** |" in to_markdown(SHEET)
-    latex = to_latex(SHEET)
-    assert r"\textbf{a\_b | c} & \textbf{1.5} \\" in latex
-    assert r"<i>\$x</i> &  \\" in latex
-    assert r"\caption{50 \% <of> it. Note \#1.}" in latex
+    latex = to_latex(SHEET, "x")
+    assert r"\textbf{a\_b $|$ c} & \textbf{1.5} \\" in latex
+    assert r"$<$i$>$\$x$<$/i$>$ &  \\" in latex
+    assert r"\caption{50 \% $<$of$>$ it. Note \#1.}" in latex
     assert r"Row \& co & $\Delta$ \\" in latex
     html = to_html(SHEET)
     assert '<tr><th scope="row"><strong>a_b | c</strong></th><td><strong>1.5</strong></td></tr>' in html
@@ -186,8 +187,8 @@ def test_the_page_holds_the_records_and_runs_nothing_else(seen_run: Path, tmp_pa
     assert [row["attention"] for row in data["rows"]] == beside
     assert data["classifiers"] == results.classifiers == ["probe", "native"]
     bundle = read_bundle(tmp_path / "run")
-    points = {len(entry["lines"][0]["points"]) for entry in data["curves"]}
-    assert points == {3}, "prune was compared at three keep rates"
+    lines = [{line["name"]: len(line["points"]) for line in entry["lines"]} for entry in data["curves"]]
+    assert [line["prune, Incoming mass"] for line in lines] == [3, 3], "prune was compared at three keep rates"
     assert all(entry.title.split(",")[0] in text for entry in bundle.comparisons)
 
 

@@ -76,7 +76,7 @@ def measure_comparison(
     axes = {name: value for name, value in settings.items() if name not in CHANGEABLE and value is not None}
     request = configured(Request, axes, GRID) if axes else None
     if request is not None and not (axes.get("scorer") or axes.get("reducer")):
-        raise ConfigError("--labels, --keep, --tokens, --cost and --after need --scorer or --reducer.")
+        raise ConfigError("--labels, --keep, --tokens, --cost, --after and --name need --scorer or --reducer.")
     studies = [study] if isinstance(study, str) else list(study or ([] if request else STUDIES))
     bundle = measure(config, studies, request, against, dry_run)
     return None if bundle is None else ComparisonResult(folder, bundle, publish(folder))

@@ -41,9 +41,9 @@ def figures(
     names: options.Names = None,
     scorer: Annotated[str, option(METHOD, SHOWN, default="redi_mass")] = "redi_mass",
 ) -> None:
-    """Write the paper's two figures and three tables for this run: PDF, PNG, LaTeX, Markdown.
+    """Write the paper's figures and tables for this run, and its comparisons: PDF, PNG, LaTeX, Markdown.
 
-    They go to RUN/figures. Example: `redi figures runs/demo`
+    They go to RUN/figures; all.tex shows them in one document. Example: `redi figures runs/demo`
     """
     from redi.report.figures import write_figures
 

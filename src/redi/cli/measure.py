@@ -39,7 +39,10 @@ Keeps = Annotated[
 TokenCounts = Annotated[list[int] | None, option(METHOD, "Or the number of patch tokens after the last block.")]
 Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.")]
 After = Annotated[list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0)]
-Against = Annotated[str, option(METHOD, "Name of the row to compare with.", default="each study's own reference")]
+Against = Annotated[
+    str, option(METHOD, "Name or title of the row to compare with, at each cost.", default="each study's own reference")
+]
+Name = Annotated[str | None, option(OUTPUT, "Title of your own grid.", default="its scores and reducers")]
 OWN = "as in the run"
 RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=OWN)]
 RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=OWN)]
@@ -63,23 +66,25 @@ def compare(
     batch_size: RunBatchSize = None,
     workers: RunWorkers = None,
     threads: RunThreads = None,
+    name: Name = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Compare scores and reducers on one run, with paired statistics.
 
     Examples: `redi compare runs/demo` for all studies, `redi compare runs/demo --study scorers`,
     `redi compare runs/demo --scorer redi_mass --labels predicted --reducer prune --reducer tome --cost 0.55
-    --cost 0.65`, `redi compare runs/demo --scorer my.py:contrast`.
+    --cost 0.65 --name "Pruning or merging"`, `redi compare runs/demo --scorer my.py:contrast`.
 
     It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
     stopped, the same command continues where it was.
     """
     from redi.api.protocol import measure_comparison
 
-    grid = {"scorer": scorer, "labels": labels, "reducer": reducer, "keep": keep, "tokens": tokens, "cost": cost}
+    rows = {"scorer": scorer, "labels": labels, "reducer": reducer, "after": after, "name": name}
+    sizes = {"keep": keep, "tokens": tokens, "cost": cost}
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     with interruptible():
-        result = measure_comparison(run, study, against, {**grid, "after": after, **runtime}, dry_run)
+        result = measure_comparison(run, study, against, {**rows, **sizes, **runtime}, dry_run)
     if result is not None:
         result.print()
         for path in result.written:

@@ -39,8 +39,8 @@ def compare(
 ) -> Bundle | None:
     """Measure the missing rows of the studies and of the user's own grid, then summarise all their rows.
 
-    ``against`` names the row to compare with instead of each study's own reference. ``group_size`` is the number of
-    rows that share an embedding.
+    ``against`` is the name or the title of the row to compare with instead of each study's own reference.
+    ``group_size`` is the number of rows that share an embedding.
     """
     if unknown := [name for name in studies if name not in STUDIES]:
         raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
@@ -74,13 +74,19 @@ def _studies(
     )
     studies = [study for name in names for study in STUDIES[name](ground)]
     if request is not None:
-        studies.append(grid(ground, request))
+        studies += grid(ground, request)
     if not against:
         return studies
     for variant in (v for s in studies for v in (*s.variants, s.reference)):
-        if variant.name(run.config.budget) == against:
-            return [replace(study, reference=variant) for study in studies]
+        if against in (variant.name(run.config.budget), variant.title):
+            return [replace(study, reference=_alike(study, variant)) for study in studies]
     raise ConfigError(f"--against {against!r} is not among the rows that are compared.")
+
+
+def _alike(study: Study, variant: Variant) -> Variant:
+    """The study's own row with the title of a variant, which is at the study's cost; the variant if there is none."""
+    alike = [own for own in study.variants if own.title == variant.title]
+    return variant if variant in alike or not alike else alike[0]
 
 
 @torch.no_grad()
@@ -117,7 +123,7 @@ def _summarise(run: Run, studies: Sequence[Study], earlier: Bundle) -> Bundle:
 
 def _print_plan(run: Run, studies: Sequence[Study], variants: Sequence[Variant], catalogue: Catalogue) -> None:
     for study in studies:
-        print(f"{study.name:<12} {len(study.variants)} rows")
+        print(f"{study.name:<12} {len(study.variants)} rows: {study.title}")
     missing = sum(_is_missing(run, variant, catalogue) for variant in variants)
     print(
         f"{'total':<12} {len(variants)} rows, {missing} of them still to be measured; each takes one reduced forward "

@@ -61,10 +61,10 @@ class Row:
 
     def is_usual(self, run_budget: Budget) -> bool:
         """Whether the row is a point of a curve: no ablation, and the paper's proportions of the budget."""
-        if self.schedule:
-            return not self.scorer
-        if self.budget is None or self.corpus not in (None, PAPER_CORPUS):
+        if self.corpus not in (None, PAPER_CORPUS):
             return False
+        if self.budget is None:
+            return bool(self.schedule)
         paper_share = abs(self.budget.merge - (1 - self.budget.keep) / 2) < 1e-6
         same_cells = (self.budget.cells, self.budget.spatial) == (run_budget.cells, run_budget.spatial)
         return paper_share and same_cells

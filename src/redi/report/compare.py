@@ -1,20 +1,21 @@
 """Comparisons as tables, in the terminal and in Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
-from redi.corpus import LABEL_SOURCES
+from redi.corpus import LABEL_SOURCES, TRUE_CLASS
 from redi.records import artifacts
 from redi.records.comparison import SCORERS_STUDY, Bundle, Comparison, Line, Rankings, read_bundle
 from redi.records.deployed import earlier_deployed
 from redi.records.results import Results, Row, VocabularyNotes, read_results
+from redi.reduction import OPERATOR
+from redi.reduction.reducer import TOLERANCE
 from redi.report.curves import draw_curves
 from redi.report.deployed import deployed_sheets
-from redi.report.sheets import Sheet, print_sheet, to_markdown
+from redi.report.sheets import Sheet, escape, print_sheet, to_markdown
 from redi.report.tables import ORACLE
 from redi.rows import Codebook, Score
 
@@ -22,32 +23,59 @@ from redi.rows import Codebook, Score
 MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
 WIDE = ("Tokens", "95 %", "ρ", "Agree", "p KL")
-CORRECTED = (
-    "p: exact McNemar tests, p KL: a paired z-test of KL, corrected by Holm's method over the rows. "
-    "Intervals: 95 %, paired bootstrap. Agree: percent of images with dense's Top-1. "
-    "KL: divergence from dense's output, nats. Cost: matrix products relative to dense, without making the scores."
+#: Columns that compare with the reference row.
+PAIRED = ("Δ ref", "p ref", "p KL", "ρ", "Overlap")
+FOOTNOTES = (
+    (("Cost",), "matrix products of the blocks and of the reducer relative to dense, without making the scores."),
+    (("95 %",), "interval of Δ dense, paired bootstrap."),
+    (("p", "p ref"), "exact McNemar tests, corrected by Holm's method over the rows of this table."),
+    (("Agree",), "percent of images with dense's Top-1."),
+    (("KL",), "divergence from dense's output, nats."),
+    (("p KL",), "paired z-test of KL, corrected by Holm's method."),
+    (("ρ",), "Spearman's correlation of the scores."),
+    (("Overlap",), "percent of the kept patches that both rows keep."),
 )
+BEST = (("Top-1",), "percent; bold is the best.")
+REDUCERS_NAMED = f"Row: a reducer that is not named is the paper's operator, {OPERATOR}."
+#: Rows whose costs differ by no more are at equal cost.
+EQUAL = 2 * TOLERANCE
 
 
 def comparison_sheet(comparison: Comparison, vocabulary: VocabularyNotes) -> Sheet:
-    """The table of a comparison. ``vocabulary`` holds the run's own settings, from which ablations differ."""
+    """The table of a comparison. ``vocabulary`` holds the run's own settings, from which ablations differ.
+
+    Rows of equal cost are sorted by Top-1, and the best is in bold.
+    """
     reference, lines = comparison.reference, comparison.lines
+    costs = [line.row.cost for line in lines]
+    equal = max(costs, default=1) - min(costs, default=1) <= EQUAL
     left_out: tuple[str, ...] = ("Tokens", "Cost") if comparison.study == SCORERS_STUDY else ("ρ", "Overlap")
-    notes = [CORRECTED, f"Δ ref, p ref, p KL, ρ and overlap: against {reference.title}."]
     if comparison.study == "sweep":  # its rows differ in cost, so no single reference fits
-        left_out, notes = ("ρ", "Overlap", "Δ ref", "p ref", "p KL"), notes[:1]
+        left_out = PAIRED
+    several = len({line.row.reducer for line in lines}) > 1
     first: Callable[[Line], str] = lambda line: line.row.title  # noqa: E731
     if comparison.study == "ablations":
         first = lambda line: changed(line.row, reference, vocabulary)  # noqa: E731
     else:
-        lines = sorted(lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+        lines = sorted(lines, key=lambda line: (not equal and round(line.row.cost, 2), -line.row.top1))
     columns = [column for column in _NUMBERS if column[0] not in left_out]
+    names = [name for name, _ in columns]
+    best = {row for row, line in enumerate(lines) if _top1(line) == _top1(max(lines, key=lambda line: line.row.top1))}
     return Sheet(
         f"{comparison.title}, {comparison.classifier} classifier, {reference.images} images",
-        ("Changed" if comparison.study == "ablations" else "Row", *(name for name, _ in columns)),
-        [[first(line), *(cell(line) for _, cell in columns)] for line in lines],
-        notes,
+        ("Changed" if comparison.study == "ablations" else "Row", *names),
+        [
+            [first(line), *("" if line.row == reference and name in PAIRED else cell(line) for name, cell in columns)]
+            for line in lines
+        ],
+        [ORACLE] * any(line.row.label_source == TRUE_CLASS for line in lines) + [REDUCERS_NAMED] * several,
+        strong=frozenset((row, k) for row in best for k in (0, 1 + names.index("Top-1")) if equal),
+        footnotes=(*FOOTNOTES, *[BEST] * equal, (PAIRED, f"against {reference.title} (Cost {reference.cost:.3f}).")),
     )
+
+
+def _top1(line: Line) -> str:
+    return f"{line.row.top1:.1f}"
 
 
 def _signed(value: float) -> str:
@@ -59,7 +87,7 @@ def _interval(value: tuple[float, float]) -> str:
 
 
 def _p(value: float) -> str:
-    return f"{value:.1g}" if value < 0.995 else "1"
+    return f"{value:.1g}"
 
 
 def _optional(value: float | None, form: str) -> str:
@@ -70,7 +98,7 @@ Columns = list[tuple[str, Callable[[Line], str]]]
 _NUMBERS: Columns = [
     ("Tokens", lambda line: str(line.row.tokens)),
     ("Cost", lambda line: f"{line.row.cost:.3f}"),
-    ("Top-1", lambda line: f"{line.row.top1:.1f}"),
+    ("Top-1", _top1),
     ("Δ dense", lambda line: _signed(line.row.delta_dense)),
     ("95 %", lambda line: _interval(line.dense_interval)),
     ("p", lambda line: _p(line.p_dense)),
@@ -118,7 +146,10 @@ def label_sheet(comparison: Comparison) -> Sheet:
         f"Top-1 by label source, {comparison.classifier} classifier",
         ("Score", "no corpus", *LABEL_SOURCES),
         rows,
-        ["no corpus: the attention score alone, without the corpus term."],
+        [
+            "no corpus: the attention score alone, without the corpus term.",
+            "gt looks up the true class of each image: an oracle, not a method to deploy.",
+        ],
     )
 
 
@@ -139,21 +170,21 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
     )
 
 
-def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
-    tables = []
+def sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
+    """The tables of all comparisons by the names of their files."""
+    tables = {}
     for entry in bundle.comparisons:
         if entry.study == SCORERS_STUDY:
-            tables.append(label_sheet(entry))
-        tables.append(comparison_sheet(entry, results.notes.vocabulary))
-    return [*tables, *map(ranking_sheet, bundle.rankings)]
+            tables[f"compare-labels-{entry.classifier}"] = label_sheet(entry)
+        tables[f"compare-{entry.study}-{entry.classifier}"] = comparison_sheet(entry, results.notes.vocabulary)
+    return tables | {f"compare-rankings-{entry.classifier}": ranking_sheet(entry) for entry in bundle.rankings}
 
 
-def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) -> None:
+def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) -> None:
     console = console or Console()
-    console.print(escape(f"{ORACLE}\n"))
     for sheet in all_sheets:
         if len(sheet.columns) > MOST_COLUMNS:
-            console.print(f"{sheet.title}: too wide for a terminal; see compare.md.\n")
+            console.print(escape(f"{sheet.title}: too wide for a terminal; see compare.md.\n"))
             continue
         print_sheet(sheet, console, hidden=WIDE)
 
@@ -161,10 +192,9 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
 def publish(folder: Path) -> list[Path]:
     """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results)]
-    text = "\n".join([ORACLE, "", *map(to_markdown, everything)])
-    artifacts.write_text(folder / "compare.md", text)
+    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results).values()]
+    artifacts.write_text(folder / "compare.md", "\n".join(map(to_markdown, everything)))
     written = [folder / "compare.json", folder / "compare.md"]
-    if draw_curves(results, folder / "curves.png"):
+    if draw_curves(results, [folder / "curves.png"]):
         written.append(folder / "curves.png")
     return written

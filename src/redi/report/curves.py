@@ -1,5 +1,6 @@
 """Curves of accuracy against cost."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from redi.corpus import TRUE_CLASS
@@ -9,12 +10,18 @@ from redi.rows import DENSE, marked_title
 
 #: Line styles: dashed is an oracle, dotted a score that needs a dense pass.
 LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
+STYLES = "Dashed: an oracle that needs the true class; dotted: a score that needs a dense pass first"
+CURVES_CAPTION = (
+    f"Top-1 against analytic cost. Every line ends at the dense model. {STYLES}. Cost counts the matrix products of "
+    "the blocks and of the reducer, relative to dense, without making the scores."
+)
+MARKERS = "osD^v<>ph*"
 
 
-def draw_curves(results: Results, path: Path) -> bool:
+def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
     """Top-1 against analytic cost: one line per (score, reducer), one panel per classifier.
 
-    If no reducer was measured at three costs or more, no file is written and the result is False.
+    If nothing was measured at two costs or more, no file is written and the result is False.
     """
     names = results.classifiers
     curves = {name: curves_of(results, name) for name in names}
@@ -30,7 +37,7 @@ def draw_curves(results: Results, path: Path) -> bool:
             axes.plot(
                 [row.cost for row in points] + [1.0],
                 [row.top1 for row in points] + [dense.top1],
-                marker="osD^v<>ph*"[number % 10],
+                marker=MARKERS[(number + number // 10) % 10],  # the eleventh line has the first colour again
                 markersize=4,
                 linewidth=1.4,
                 linestyle=LINES[line_style(points[0])],
@@ -52,30 +59,39 @@ def draw_curves(results: Results, path: Path) -> bool:
         ncols=2 if len(names) == 1 else 4,
         fontsize=8,
         frameon=False,
-        title="dashed: an oracle, needs the true class; dotted: needs a dense pass for its score",
+        title=STYLES,
         title_fontsize=8,
     )
-    save_figure(figure, path, dpi=160)
+    for path in paths:
+        save_figure(figure, path, dpi=200)
     return True
 
 
 def curves_of(results: Results, classifier: str) -> dict[str, list[Row]]:
-    """The rows of each curve, cheapest first; a curve has three costs or more."""
+    """The rows of each curve, cheapest first; a curve has two costs or more."""
     curves: dict[str, list[Row]] = {}
     for row in results.rows:
-        usual = row.is_usual(results.notes.budget)
-        if row.classifier == classifier and row.reducer and not row.after and usual:
+        if row.classifier == classifier and row.reducer and row.is_usual(results.notes.budget):
             curves.setdefault(_curve_name(row), []).append(row)
-    return {name: sorted(points, key=lambda row: row.cost) for name, points in curves.items() if len(points) > 2}
+    return {
+        name: sorted(points, key=lambda row: row.cost)
+        for name, points in curves.items()
+        if len({round(row.cost, 3) for row in points}) > 1
+    }
 
 
 def line_style(row: Row) -> str:
     if row.label_source == TRUE_CLASS:
         return "dashed"
-    return "dotted" if row.scorer else "solid"
+    # A score of a block before the reduction is at hand when it is needed.
+    at_hand = row.score.block is not None and row.score.block <= row.after and not row.score.term
+    return "dotted" if row.scorer and not at_hand else "solid"
 
 
 def _curve_name(row: Row) -> str:
-    if not row.scorer:
-        return row.reducer
-    return f"{row.reducer}, {marked_title(row.score, row.label_source)}"
+    parts = [row.reducer]
+    if row.scorer:
+        parts.append(marked_title(row.score, row.label_source))
+    if row.after:
+        parts.append(f"after block {row.after}")
+    return ", ".join(parts)

@@ -1,22 +1,28 @@
-"""``redi figures``: the paper's two figures and three tables for a run, for print. No model is run."""
+"""``redi figures``: the paper's figures and tables for a run, and its comparisons, for print. No model is run."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
+from redi.records.comparison import earlier_bundle
 from redi.records.outputs import require_no_link, require_run
 from redi.records.reading import build
 from redi.records.results import read_results
 from redi.records.words import MASS_ROWS, WordNotes
+from redi.report.compare import sheets
+from redi.report.curves import CURVES_CAPTION, draw_curves
 from redi.report.explorer import Explorer, telling_image
-from redi.report.pictures import draw_overview
+from redi.report.latex import document, figure_latex, to_latex
+from redi.report.pictures import draw_overview, overview_caption
 from redi.report.saving import new_figure, save_figure
-from redi.report.sheets import to_latex, to_markdown
+from redi.report.sheets import to_markdown
 from redi.report.tables import paper_tables
 from redi.rows import MAIN_ROW, PRODUCTS
 
 FORMATS = ("pdf", "png")
+#: The document that shows all files of the folder.
+DOCUMENT = "all.tex"
 
 
 def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, names: Path | None = None) -> list[Path]:
@@ -40,14 +46,20 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     def paths(name: str) -> list[Path]:
         return [out / f"{name}.{suffix}" for suffix in FORMATS]
 
-    written = [*paths("figure1"), *paths("figure2")]
-    draw_overview(explorer.explain(number, classifier), row, paths("figure1"))
-    draw_words(figure2_shares(folder), paths("figure2"))
-    for name, sheet in paper_tables(results).items():
-        for suffix, text in (("tex", to_latex(sheet)), ("md", to_markdown(sheet))):
-            artifacts.write_bytes(out / f"{name}.{suffix}", text.encode("utf-8", errors="replace"))
-            written.append(out / f"{name}.{suffix}")
-    return written
+    shown, figure2 = explorer.explain(number, classifier), figure2_shares(folder)
+    draw_overview(shown, row, paths("figure1"))
+    draw_words(figure2, paths("figure2"))
+    captions = {"figure1": overview_caption(shown, row), "figure2": figure2.caption}
+    if draw_curves(results, paths("curves")):
+        captions["curves"] = CURVES_CAPTION
+    texts = {f"{name}.tex": figure_latex(name, caption) for name, caption in captions.items()}
+    tables = {**paper_tables(results), **sheets(earlier_bundle(folder), results)}
+    for name, sheet in tables.items():
+        texts |= {f"{name}.tex": to_latex(sheet, name), f"{name}.md": to_markdown(sheet)}
+    texts[DOCUMENT] = document([*captions, *tables])
+    for name, text in texts.items():
+        artifacts.write_bytes(out / name, text.encode("utf-8", errors="replace"))
+    return [*(path for name in captions for path in paths(name)), *(out / name for name in texts)]
 
 
 def _place(explorer: Explorer, index: int) -> int:
@@ -75,6 +87,14 @@ class Figure2:
         """What the left panel says about Zipf's law."""
         titles = "; ".join(self.block_title(block) for block, _ in self.blocks)
         return f"Least squares of log frequency on log rank, over all words that occur: {titles}."
+
+    @property
+    def caption(self) -> str:
+        return (
+            f"Left: word frequency by rank, one vocabulary per block. {self.fits} Right: the words of the last block "
+            "by their frequency on the validation images, and the REDI score mass (incoming mass) of the same words. "
+            f"{self.correlations}."
+        )
 
     @property
     def correlations(self) -> str:
@@ -118,7 +138,7 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
         colour = colormaps["viridis"](0.15 + 0.7 * number / max(len(figure2.blocks) - 1, 1))
         ranks = range(1, len(counts) + 1)
         left.loglog(ranks, counts, label=figure2.block_title(block), lw=1.5, color=colour)
-    left.set(xlabel="rank of the word", ylabel="patches assigned, training images")
+    left.set(xlabel="rank of the word", ylabel="training patches assigned")
     ranks = range(1, len(figure2.frequency) + 1)
     right.plot(ranks, figure2.mass, ".", ms=3, color="#d95f02", label="REDI score mass", alpha=0.8)
     right.plot(ranks, figure2.frequency, lw=1.6, color="#1b3a6b", label="assignments")
@@ -126,7 +146,10 @@ def draw_words(figure2: Figure2, paths: list[Path]) -> None:
     left.set_title("Slope of log frequency on log rank, over all words that occur", fontsize=6.5)
     right.set_title(figure2.correlations, fontsize=6.5)
     for axes in (left, right):
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=6.5)
+        axes.tick_params(labelsize=7)
+        axes.xaxis.label.set_size(8)
+        axes.yaxis.label.set_size(8)
         axes.grid(alpha=0.25, which="both", lw=0.4)
         axes.spines[["top", "right"]].set_visible(False)
     for path in paths:

@@ -26,7 +26,7 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path] = ()) -> Any
     attention = Score(local=product.local)
     figure = new_figure(figsize=(7.2, 4.25))
     halves = figure.add_gridspec(
-        2, 1, height_ratios=(1, 0.87), left=0.005, right=0.995, bottom=0.005, top=0.93, hspace=0.14
+        2, 1, height_ratios=(1, 0.87), left=0.005, right=0.995, bottom=0.02, top=0.93, hspace=0.14
     )
     above = halves[0].subgridspec(2, 6, width_ratios=(2.15, 1, 1, 1, 1, 1.75), wspace=0.07, hspace=0.2)
     _picture(figure.add_subplot(above[:, 0]), image.crops[0], _caption(image))
@@ -37,14 +37,29 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path] = ()) -> Any
         axes = figure.add_subplot(above[1, 1 + view])
         _heat(axes, image.crops[0], image.aligned[view], image, "aligned", image.valid[view])
     _answers(figure.add_subplot(above[:, 5]), image, row)
-    below = halves[1].subgridspec(1, 4, wspace=0.05)
+    below = halves[1].subgridspec(1, 6, width_ratios=(1, 1, 1, 0.04, 0.09, 1), wspace=0.05)
     for place, (name, title) in enumerate(
         (("tfidf", "TF-IDF, aggregated"), (attention.name, f"× {attention.title.lower()}"), (row, f"= {product.title}"))
     ):
-        _heat(figure.add_subplot(below[place]), image.crops[0], image.scores[name], image, title)
-    _roles(figure.add_subplot(below[3]), image, image.fates[row])
+        colours = _heat(figure.add_subplot(below[place]), image.crops[0], image.scores[name], image, title)
+    _colour_bar(figure, colours, figure.add_subplot(below[3]))
+    _roles(figure.add_subplot(below[5]), image, image.fates[row])
     _save(figure, paths)
     return figure
+
+
+def overview_caption(image: Explained, row: str) -> str:
+    """What :func:`draw_overview` shows, in words."""
+    product = Score.parse(row)
+    return (
+        f"One validation image of the class {image.looked_up} through every step. Above: TF-IDF of its visual words in "
+        "four views, before and after alignment with the centre crop; hatched patches lie outside of a view. Right: "
+        "the Top-5 of both paths with logits. Below: the aggregated TF-IDF times "
+        f"{Score(local=product.local).title.lower()} gives {product.title}. Maps are coloured by value, on a root "
+        "scale (the report colours them by rank, unless another colouring is chosen there). Last: kept patches are "
+        "clear, merged ones blue with an arrow to their destination, compressed ones dark; a ring marks the position "
+        "of a summary token."
+    )
 
 
 def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
@@ -52,7 +67,7 @@ def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     names = list(image.scores)
     figure = new_figure(figsize=(2.3 * (len(names) + 1), 4.9))
     panels = figure.subplots(
-        2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
+        2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.94, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
     )
     _picture(panels[0][0], image.crops[0], _caption(image))
     if image.guesses:
@@ -60,8 +75,9 @@ def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     else:
         panels[1][0].set_axis_off()
     for column, name in enumerate(names, start=1):
-        _heat(panels[0][column], image.crops[0], image.scores[name], image, Score.parse(name).title)
+        colours = _heat(panels[0][column], image.crops[0], image.scores[name], image, Score.parse(name).title)
         _roles(panels[1][column], image, image.fates[name])
+    _colour_bar(figure, colours, figure.add_axes((0.945, 0.53, 0.008, 0.38)))
     _save(figure, paths)
     return figure
 
@@ -83,18 +99,20 @@ def _picture(axes: Any, crop: Tensor, title: str) -> None:
     axes.set_axis_off()
 
 
-def _heat(axes: Any, crop: Tensor, values: Tensor, image: Explained, title: str, valid: Tensor | None = None) -> None:
-    """Draw a patch map over the grey crop, coloured by the root of its values.
+def _heat(axes: Any, crop: Tensor, values: Tensor, image: Explained, title: str, valid: Tensor | None = None) -> Any:
+    """Draw a patch map over the grey crop and return it, for a colour bar.
 
-    Patches that a view does not cover are hatched.
+    The root of a value gives its colour, which shows differences among low values. Patches that a view does not cover
+    are hatched.
     """
+    from matplotlib.colors import PowerNorm
     from matplotlib.patches import Rectangle
 
     size = crop.shape[-1]
     axes.imshow(crop.float().mean(dim=0).numpy(), cmap="gray", vmin=0, vmax=255)
-    level = values.view(image.grid).sqrt().numpy()  # the root shows differences among low values
-    extent = (0, size, size, 0)
-    axes.imshow(level, cmap=HEAT, vmin=0, vmax=1, alpha=0.7, extent=extent, interpolation="nearest")
+    root, extent = PowerNorm(0.5, 0, 1), (0, size, size, 0)
+    level = values.view(image.grid).numpy()
+    colours = axes.imshow(level, cmap=HEAT, norm=root, alpha=0.7, extent=extent, interpolation="nearest")
     if valid is not None:
         for patch in (~valid).nonzero().flatten().tolist():
             left, top, width, height = _box(patch, image, size)
@@ -103,6 +121,16 @@ def _heat(axes: Any, crop: Tensor, values: Tensor, image: Explained, title: str,
     axes.set(xlim=(0, size), ylim=(size, 0))
     axes.set_title(title, fontsize=7, pad=3)
     axes.set_axis_off()
+    return colours
+
+
+def _colour_bar(figure: Any, colours: Any, axes: Any) -> None:
+    """One bar for all maps of a figure, which have the same scale."""
+    bar = figure.colorbar(colours, cax=axes, ticks=[0, 0.05, 0.2, 0.5, 1])
+    bar.ax.set_yticklabels(["0", "0.05", "0.2", "0.5", "1"])
+    bar.ax.tick_params(labelsize=5.5, length=2, pad=1)
+    bar.ax.set_title("value", fontsize=6, pad=3)
+    bar.outline.set_linewidth(0.4)
 
 
 def _roles(axes: Any, image: Explained, fate: Fate) -> None:

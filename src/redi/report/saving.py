@@ -21,10 +21,16 @@ def new_figure(**settings: Any) -> Any:
     return Figure(**settings)
 
 
+#: TrueType fonts: many publishers refuse a PDF with the fonts of Type 3 that matplotlib embeds by default.
+FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42}
+
+
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Write a figure of matplotlib in the format of the suffix; a full disk is one line."""
+    from matplotlib import rc_context
+
     content = BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rc_context(FONTS):
         # Names of classes may be in a script that the font lacks; they are drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure.savefig(content, format=path.suffix.removeprefix("."), dpi=dpi)

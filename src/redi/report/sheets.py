@@ -1,4 +1,4 @@
-"""A table before it is drawn, and its forms: terminal, Markdown, LaTeX, HTML."""
+"""A table before it is drawn, and its forms: terminal, Markdown, HTML; :mod:`redi.report.latex` has the fourth."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,6 @@ ADDED = "Added here"
 #: A line below the head and between groups of rows, as booktabs draws them.
 RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 
-#: Characters that TeX would not print as they are.
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "Δ": r"$\Delta$",
-    "ρ": r"$\rho$",
-    "−": "$-$",
-    "×": r"$\times$",
-}
-
 
 @dataclass(frozen=True)
 class Sheet:
@@ -48,6 +30,18 @@ class Sheet:
     ruled: int | None = None  # a row with a rule above it
     added_rows: int | None = None  # the first row of those that the paper's table does not have; they come last
     added_columns: int | None = None  # the first of such columns
+    number: int | None = None  # of the paper's table that it is
+    footnotes: tuple[tuple[tuple[str, ...], str], ...] = ()  # (titles of columns, what they hold)
+
+    @property
+    def heading(self) -> str:
+        return self.title if self.number is None else f"Table {self.number}. {self.title}"
+
+    def notes_without(self, hidden: Sequence[str] = ()) -> list[str]:
+        """The notes, and the footnotes of all columns that the table has and that are not hidden."""
+        shown = [name for name in self.columns if name not in hidden]
+        explained = [([name for name in names if name in shown], text) for names, text in self.footnotes]
+        return [*self.notes, *(f"{', '.join(names)}: {text}" for names, text in explained if names)]
 
     def row_groups(self) -> Iterator[tuple[str, Sequence[int]]]:
         """The label and the row numbers of each group of rows: the paper's without a label, then the added ones."""
@@ -79,7 +73,7 @@ def print_sheet(sheet: Sheet, console: Console, hidden: Sequence[str] = ()) -> N
         return cells if border is None else [*cells[:border], Text("│"), *cells[border:]]
 
     names = line([Text(sheet.columns[k]) for k in shown])
-    table = plain_table(sheet.title, [name.plain for name in names])
+    table = plain_table(sheet.heading, [name.plain for name in names])
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     if border is not None:
         table.padding = (0, 1, 0, 0)  # to fit 80 characters
@@ -93,7 +87,7 @@ def print_sheet(sheet: Sheet, console: Console, hidden: Sequence[str] = ()) -> N
             cells = [Text(sheet.rows[number][k], "bold" if (number, k) in sheet.strong else "") for k in shown]
             table.add_row(*line(cells))
     console.print(table)
-    for note in sheet.notes:
+    for note in sheet.notes_without(hidden):
         console.print(escape(note))
     console.print()
 
@@ -108,7 +102,7 @@ def to_markdown(sheet: Sheet) -> str:
         return mark + cell.replace("|", "\\|") + mark
 
     paper = len(sheet.columns) if sheet.added_columns is None else sheet.added_columns
-    lines = [f"### {sheet.title}", "", *(f"{note}  " for note in sheet.notes), ""]
+    lines = [f"### {sheet.heading}", "", *(f"{note}  " for note in sheet.notes_without()), ""]
     lines.append(line([text(name, "" if k < paper else "*") for k, name in enumerate(sheet.columns)]))
     lines.append("|" + "---|" * len(sheet.columns))
     for label, numbers in sheet.row_groups():
@@ -118,51 +112,6 @@ def to_markdown(sheet: Sheet) -> str:
             cells = enumerate(sheet.rows[number])
             lines.append(line([text(cell, "**" if (number, k) in sheet.strong else "") for k, cell in cells]))
     return "\n".join([*lines, ""])
-
-
-def to_latex(sheet: Sheet) -> str:
-    """A table environment for booktabs."""
-    width = len(sheet.columns)
-    paper = width if sheet.added_columns is None else sheet.added_columns
-    layout = "l" + "r" * (paper - 1)
-    above: list[str] = []
-    if paper < width:
-        layout += r"@{\hspace{2em}}" + "r" * (width - paper)
-        above = [
-            rf"\multicolumn{{{paper}}}{{l}}{{}} & \multicolumn{{{width - paper}}}{{c}}{{{ADDED}}} \\",
-            rf"\cmidrule(l){{{paper + 1}-{width}}}",
-        ]
-    rows = []
-    for label, numbers in sheet.row_groups():
-        if label:
-            rows += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{label}}}}} \\"]
-        for number in numbers:
-            rows += [r"\midrule"] * (number == sheet.ruled)
-            texts = [escape_latex(cell) for cell in sheet.rows[number]]
-            cells = [rf"\textbf{{{t}}}" if (number, k) in sheet.strong else t for k, t in enumerate(texts)]
-            rows.append(" & ".join(cells) + r" \\")
-    caption = " ".join([f"{sheet.title}.", *sheet.notes])
-    return "\n".join(
-        [
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{escape_latex(caption)}}}",
-            rf"\begin{{tabular}}{{{layout}}}",
-            r"\toprule",
-            *above,
-            " & ".join(map(escape_latex, sheet.columns)) + r" \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def to_html(sheet: Sheet) -> str:
@@ -183,10 +132,10 @@ def to_html(sheet: Sheet) -> str:
         if label:
             bodies += f'<tbody class="label"><tr><th colspan="{width}" scope="rowgroup">{label}</th></tr></tbody>'
         bodies += f"<tbody>{''.join(_html_row(sheet, number) for number in numbers)}</tbody>"
-    notes = "".join(f'<p class="note">{escape_html(note)}</p>' for note in sheet.notes)
+    notes = "".join(f'<p class="note">{escape_html(note)}</p>' for note in sheet.notes_without())
     return (
         '<figure class="sheet"><div class="scroll"><table>'
-        f"<caption>{escape_html(sheet.title)}</caption>{groups}"
+        f"<caption>{escape_html(sheet.heading)}</caption>{groups}"
         f"<thead>{above}<tr>{head}</tr></thead>{bodies}</table></div>{notes}</figure>"
     )
 

@@ -59,6 +59,7 @@ class Pass:
     sums: Callable[[], dict[str, Any]] = dict
     indices: Sequence[int] | None = None  # None means all images
     flush: Callable[[], None] | None = None  # called before finished chunks are recorded as such
+    title: str = ""  # for the progress, if the name is not for people
 
 
 @dataclass
@@ -119,7 +120,7 @@ class PassRunner:
         share = sum(len(chunks[chunk]) for chunk in mine) * self.ranks.world
         saved = monotonic()
         pause = shortest = self.settings.save_every
-        with track(work.name, total, max(total - share, 0), show=self.ranks.is_main) as advance:
+        with track(work.title or work.name, total, max(total - share, 0), show=self.ranks.is_main) as advance:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.settings.strict:
                     raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first unreadable image)")

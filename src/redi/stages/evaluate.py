@@ -154,8 +154,16 @@ def _predict_group(run: Run, maps: ScoreMaps, catalogue: Catalogue, jobs: Sequen
             record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
             _save(run, maps, catalogue, classifier, variant, record)
 
-    work = Pass(name, run.dataset(run.validation), step, indices=scored)
+    work = Pass(name, run.dataset(run.validation), step, indices=scored, title=_title(run, catalogue, jobs))
     run.finish(work, key, save, all_decoded=True)
+
+
+def _title(run: Run, catalogue: Catalogue, jobs: Sequence[_Job]) -> str:
+    """The rows of a group in words: the first one and the number of the others."""
+    first, more = jobs[0].variant, len(jobs) - 1
+    _, cost = tokens_and_cost(run.backbone.geometry, catalogue, first)
+    others = f" and {more} more row{'s' * (more > 1)}" if more else ""
+    return f"evaluate {first.title} at cost {cost:.2f}{others}"
 
 
 def forward(
