@@ -67,8 +67,7 @@ def test_a_run_started_with_relative_paths_works_from_another_folder(
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
     monkeypatch.chdir(small_data)
-    names = {name: name for name in ("backbone", "train", "val")}
-    execute(replace(small_config(small_data, tmp_path / "run"), **names))
+    execute(replace(small_config(small_data, tmp_path / "run"), backbone="backbone", train="train", val="val"))
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     compare(saved_config(Path("run")), ["scorers"], dry_run=True)

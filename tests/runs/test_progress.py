@@ -31,7 +31,7 @@ def test_lines_show_the_pass_and_the_run(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(progress, "monotonic", lambda: float(next(clock)))
     pace = Pace()
     pace.expect(300)
-    with track("tfidf", 100, 0, pace) as advance:
+    with track("tfidf", 100, pace=pace) as advance:
         pace.advance(50)
         advance(50)
     line = capsys.readouterr().err.splitlines()[0]

@@ -156,12 +156,13 @@ def saved_config(folder: Path) -> RunConfig:
     require_run(folder)
     config = read_config(folder / "config.toml")
     places = {name: moved(getattr(config, name), config.out, folder) for name in PLACES}
-    return replace(config, **places, out=str(folder))
+    return overlay(config, {**places, "out": str(folder)}, str(folder))
 
 
 def located(config: RunConfig) -> RunConfig:
     """The configuration with absolute paths, which mean the same in every working directory."""
-    return replace(config, **{name: absolute(getattr(config, name), name == "backbone") for name in (*PLACES, "out")})
+    places = {name: absolute(getattr(config, name), name == "backbone") for name in (*PLACES, "out")}
+    return overlay(config, places, config.out)
 
 
 def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:

@@ -4,7 +4,6 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from redi.images.loader import ViewDataset
 from redi.records import artifacts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
 from redi.runs.cache import FeatureCache
-from redi.runs.config import MOST_WORDS, RunConfig, located, saved_config, to_toml
+from redi.runs.config import MOST_WORDS, RunConfig, located, overlay, saved_config, to_toml
 from redi.runs.distributed import Ranks
 from redi.runs.passes import Outcome, Pass, PassRunner
 from redi.runs.places import run_data
@@ -222,7 +221,7 @@ def repair(folder: Path, train: str | None, val: str | None) -> None:
     named = {name: address for name, address in (("train", train), ("val", val)) if address is not None}
     if not named:
         return
-    config = located(replace(saved_config(folder), **named).checked())
+    config = located(overlay(saved_config(folder), named, "options").checked())
     recorded = recorded_identity(folder)
     for part in named:
         if _opened(part, config).fingerprint() != recorded.get(part):

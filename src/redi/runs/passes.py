@@ -123,7 +123,7 @@ class PassRunner:
         pause = shortest = self.settings.save_every
         earlier = max(total - share, 0)
         self.pace.left -= earlier * work.forwards
-        with track(work.name, total, earlier, self.pace, show=self.ranks.is_main) as advance:
+        with track(work.name, total, earlier, self.ranks.is_main, self.pace) as advance:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.settings.strict:
                     raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first unreadable image)")

@@ -54,12 +54,15 @@ class _Lines:
 
 
 @contextmanager
-def track(title: str, total: int, done: int, pace: Pace, show: bool = True) -> Iterator[Callable[[int], None]]:
+def track(
+    title: str, total: int, done: int = 0, show: bool = True, pace: Pace | None = None
+) -> Iterator[Callable[[int], None]]:
     """Show the progress of a pass over ``total`` images, of which an earlier run finished ``done``.
 
     The context gives a function that takes the number of images that were just finished. ``pace`` says how long the
     whole run takes; the caller advances it.
     """
+    pace = pace or Pace()
     if not show:
         yield lambda images: None
     elif sys.stderr.isatty():
