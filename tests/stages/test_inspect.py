@@ -124,8 +124,8 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
     for arguments, said in (
         (["inspect", "a.png"], "Give either --run RUN or --backbone NAME."),
         (["inspect", "a.png", "--run", "x", "--backbone", "y"], "Give either --run"),
-        (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --score need"),
-        (["inspect", "a.png", "--run", "y", "--score", "mass"], "--score must be a product"),
+        (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --scorer need"),
+        (["inspect", "a.png", "--run", "y", "--scorer", "mass"], "--scorer must be a product"),
         (["figures", str(tmp_path)], f"{tmp_path} is not a run folder"),
         (["report", str(tmp_path)], f"{tmp_path} is not a run folder"),
     ):
