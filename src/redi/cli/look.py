@@ -16,6 +16,8 @@ SHOWN = "The product to show."
 @app.command()
 def report(
     run: options.Folder,
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     names: options.Names = None,
     open_page: Annotated[bool, option(OUTPUT, "Open the page in the browser.", "--open")] = False,
 ) -> None:
@@ -26,6 +28,10 @@ def report(
     """
     from redi.report.build import build_report
 
+    if train is not None or val is not None:
+        from redi.runs.folder import repair
+
+        repair(run, train, val)
     page = build_report(run, names)
     echo(f"report: {page}")
     if open_page and not webbrowser.open(page.absolute().as_uri()):
@@ -54,6 +60,8 @@ def figures(
 @app.command()
 def inspect(
     image: Annotated[Path, typer.Argument(help="An image file.", metavar="IMAGE")],
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     names: options.Names = None,
     run: Annotated[Path | None, option(MODEL, "A run folder, whose corpus, backbone and classifier are used.")] = None,
     backbone: Annotated[str, option(MODEL, "Or a checkpoint alone, for attention scores without a corpus.")] = "",
@@ -74,6 +82,7 @@ def inspect(
     from redi.report.inspection import print_inspection, write_picture
     from redi.rows import MAIN_ROW, PRODUCTS
     from redi.runs.config import saved_config
+    from redi.runs.folder import repair
     from redi.runs.places import run_data
     from redi.stages.inspect import inspect_alone, inspect_in_run
 
@@ -84,10 +93,11 @@ def inspect(
     out = out or Path(f"{image.stem}-redi.png")
     require_file(out, PICTURE_SUFFIXES, [path for path in (image, names) if path])
     if run is None:
-        if class_ or names or scorer:
-            raise ConfigError("--class, --names and --scorer need the corpus of a run: --run RUN.")
+        if class_ or names or scorer or train or val:
+            raise ConfigError("--class, --names, --scorer, --train and --val need the corpus of a run: --run RUN.")
         explained = inspect_alone(image, backbone, device or "auto")
     else:
+        repair(run, train, val)
         require_apart(out, run_data(saved_config(run)))
         explained = inspect_in_run(image, run, class_, device or "auto", names)
     print_inspection(explained, scorer or MAIN_ROW)

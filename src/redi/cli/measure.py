@@ -40,16 +40,17 @@ TokenCounts = Annotated[list[int] | None, option(METHOD, "Or the number of patch
 Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.")]
 After = Annotated[list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0)]
 Against = Annotated[str, option(METHOD, "Name of the row to compare with.", default="each study's own reference")]
-OWN = "as in the run"
-RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=OWN)]
-RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=OWN)]
-RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=OWN)]
-RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=OWN)]
+RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=options.OWN)]
+RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=options.OWN)]
+RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=options.OWN)]
+RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=options.OWN)]
 
 
 @app.command()
 def compare(
     run: options.Folder,
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     study: Studies = None,
     scorer: Scorers = None,
     labels: Labels = None,
@@ -82,7 +83,8 @@ def compare(
     from redi.runs.config import overlay, saved_config
 
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
-    config = overlay(saved_config(run), given({"runtime": runtime}), "options").checked()
+    changes = given({"train": train, "val": val, "runtime": runtime})
+    config = overlay(saved_config(run), changes, "options").checked()
     sizes = {"keeps": keep, "tokens": tokens, "costs": cost, "after": after}
     grid_options = given({"scorers": scorer, "labels": labels, "reducers": reducer, **sizes})
     if not (scorer or reducer) and grid_options:
