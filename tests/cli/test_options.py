@@ -122,7 +122,12 @@ def test_report_opens_the_page_or_says_that_there_is_no_browser(
     run = tmp_path / "run"
     shutil.copytree(seen_run, run)
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) == 1)
+
+    def browse(address: str) -> bool:
+        opened.append(address)
+        return len(opened) == 1
+
+    monkeypatch.setattr("webbrowser.open", browse)
     results = [CliRunner().invoke(app, ["report", str(run), "--open"]) for _ in range(2)]
     assert [result.exit_code for result in results] == [0, 0]
     assert opened == [(run / "report" / "index.html").as_uri()] * 2
