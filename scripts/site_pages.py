@@ -27,8 +27,9 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 ROLE = re.compile(r":(?:class|func|meth|mod|attr):(?=<code>)")
 API = """# API
 
-`import redi` loads neither torch nor transformers. They are loaded when one of these names is first used. Every module
-is public too, e.g. `redi.score.minmax`; names that begin with an underscore are not.
+Every name on this page is an attribute of `redi`, e.g. `redi.accelerate`. `import redi` loads neither torch nor
+transformers; they are loaded when a name is first used. The modules are public too, e.g. `redi.score.minmax`. Names that
+begin with an underscore are not.
 """
 
 

@@ -38,8 +38,8 @@ def run(
 
     ``backbone`` is a Hub name, ``timm:name`` or a folder; ``train`` and ``val`` are labelled images; ``out`` is the
     run folder; ``config`` is a TOML file whose values the others override. More settings are the options of
-    ``redi run``: ``limit``, ``classifier``, ``class_map``, ``size``, ``resize``, ``words``, ``passes``, ``features``, ``seed``,
-    ``revision``, ``strict``, ``device``, ``batch_size``, ``workers``, ``threads`` and ``cache``.
+    ``redi run``: ``limit``, ``classifier``, ``class_map``, ``size``, ``resize``, ``words``, ``passes``, ``features``,
+    ``seed``, ``revision``, ``strict``, ``device``, ``batch_size``, ``workers``, ``threads`` and ``cache``.
     """
     places = {"backbone": backbone, "train": train, "val": val, "out": out}
     configuration = run_config(places | settings, config)
