@@ -28,8 +28,8 @@ ROLE = re.compile(r":(?:class|func|meth|mod|attr):(?=<code>)")
 API = """# API
 
 Every name on this page is an attribute of `redi`, e.g. `redi.accelerate`. `import redi` loads neither torch nor
-transformers; they are loaded when a name is first used. The modules are public too, e.g. `redi.score.minmax`. Names that
-begin with an underscore are not.
+transformers; they are loaded when a name is first used. The modules are public too, e.g. `redi.score.minmax`; names
+that begin with an underscore are not.
 """
 
 
@@ -86,5 +86,6 @@ def _api() -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("redi."):
             lines.append(f"## {node.module}\n")
-            lines += [f"::: {node.module}.{alias.name}\n" for alias in node.names]
+            names = sorted((alias.name for alias in node.names), key=lambda name: name[0].isupper())  # functions first
+            lines += [f"::: {node.module}.{name}\n" for name in names]
     return "\n".join(lines)
