@@ -36,6 +36,12 @@ source() { :; }
 """
 #: The small models that stand for models of the Hub.
 HUB = {"google/vit-base-patch16-224": "vit_head", "facebook/dinov2-small": "dinov2"}
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "size": {"height": 224, "width": 224},
+}
 #: Runs the code of each document. A traceback names the document as its file.
 RUN_ALL = """
 import json, os, sys
@@ -89,7 +95,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = cache / f"models--{name.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("0" * 40)
-        save_checkpoint(kind, folder / "snapshots" / ("0" * 40))
+        snapshot = save_checkpoint(kind, folder / "snapshots" / ("0" * 40))
+        (snapshot / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return cache
 
 
