@@ -20,6 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from families import save_checkpoint
+from redi import __version__
 from redi.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +137,11 @@ def test_other_commands_name_what_exists() -> None:
                 scripts.add(words[1])
     assert len(scripts) >= 3
     assert all((ROOT / script).is_file() for script in scripts), scripts
+
+
+def test_the_citation_and_the_changelog_name_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_commands_that_show_a_run_do_so(seen_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

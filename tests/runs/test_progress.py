@@ -14,7 +14,7 @@ def test_the_time_left_counts_the_forwards_of_all_stages(monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "monotonic", lambda: now)
     pace = Pace()
     pace.expect(500)
-    pace.left -= 100
+    pace.skip(100)
     assert str(pace) == "", "no speed is known yet"
     now = 110.0
     pace.advance(100)

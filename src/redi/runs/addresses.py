@@ -30,7 +30,7 @@ def moved(address: str, out: str, folder: Path) -> str:
         return address
     relative = os.path.relpath(place, out)
     beside = os.path.normpath(folder.absolute() / relative)
-    inside = not relative.startswith(os.pardir)
+    inside = Path(relative).parts[:1] != (os.pardir,)
     return f"{prefix}{beside}{split}" if inside or (not _exists(place) and _exists(beside)) else address
 
 

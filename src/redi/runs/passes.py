@@ -122,7 +122,7 @@ class PassRunner:
         saved = monotonic()
         pause = shortest = self.settings.save_every
         earlier = max(total - share, 0)
-        self.pace.left -= earlier * work.forwards
+        self.pace.skip(earlier * work.forwards)
         with track(work.name, total, earlier, self.ranks.is_main, self.pace) as advance:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.settings.strict:

@@ -24,8 +24,13 @@ class Pace:
         """Start a stage: so many forwards are left, its own and those of the later stages."""
         self.left, self.begin = forwards, self.begin or monotonic()
 
+    def skip(self, forwards: float) -> None:
+        """Count forwards of an earlier run, which say nothing about the speed of this one."""
+        self.left = max(self.left - forwards, 0.0)
+
     def advance(self, forwards: float) -> None:
-        self.left, self.done = max(self.left - forwards, 0.0), self.done + forwards
+        self.skip(forwards)
+        self.done += forwards
 
     def __str__(self) -> str:
         if not (self.left and self.done):
