@@ -1,6 +1,7 @@
 # make test   set everything up and run lint, types and tests
 # make demo   set everything up and run the main job on the embedded default
 # make test-matrix  backbones and loading with the oldest and the newest transformers and timm
+# make docs   the documents and the API reference as a site in build/site; a broken link is an error
 # make bench  the speed ratios of benchmarks/README.md
 # make chaos  the long campaign against the program (docs/RELIABILITY.md)
 # make browser  Chromium for the tests of the report's page, where there is none
@@ -13,7 +14,7 @@ STAMP  := $(VENV)/.installed
 MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/comparison/test_diagnose.py \
 	tests/deploy/test_deploy.py
 
-.PHONY: setup lint types browser test test-matrix demo format bench chaos clean
+.PHONY: setup lint types docs browser test test-matrix demo format bench chaos clean
 
 setup: $(STAMP)
 
@@ -27,7 +28,7 @@ $(STAMP): pyproject.toml constraints/tested.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt --editable ".[dev,docs]"
 	$(BIN)/python -m pip install $(TIMM) --constraint constraints/tested.txt timm torchvision
 	touch $(STAMP)
 
@@ -37,6 +38,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# The theme prints news about itself unless it is told not to. Not --quiet: it hides the warnings that --strict counts.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 browser:
 	@for name in chromium chromium-browser google-chrome; do \
@@ -53,7 +58,7 @@ browser:
 # checks of signatures, so the tests of compiled code run without them.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test: lint types browser
+test: lint types docs browser
 	$(BIN)/python -m pytest tests/chaos
 	$(PARALLEL) -m "not compiles" --ignore tests/chaos
 	$(BIN)/python -m pytest -m compiles --jaxtyping-packages=

@@ -21,6 +21,7 @@ from redi.pipeline import STAGES, execute
 from redi.records import artifacts
 from redi.records.results import Results, read_results, write_results
 from redi.reduction import Budget
+from redi.report.build import build_report
 from redi.report.tables import print_tables
 from redi.runs.config import read_config
 from redi.runs.passes import Outcome, Pass, PassRunner
@@ -46,7 +47,9 @@ def test_everything_is_skipped_the_second_time_and_redone_when_a_setting_changes
     before = content(finished)
     config = small_config(small_data, finished)
     execute(config)
-    assert capsys.readouterr().err.splitlines() == [f"{stage.name}: already done" for stage in STAGES]
+    assert capsys.readouterr().err.splitlines() == [
+        f"stage {number} of 6, {stage.name}: already done" for number, stage in enumerate(STAGES, 1)
+    ]
     assert content(finished) == before
     changed = replace(config, budget=replace(config.budget, keep=0.25))
     results = execute(changed)
@@ -86,6 +89,24 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "3 passes over 28 training images" in plan
     assert "disk" in plan
     assert not (tmp_path / "run").exists()
+
+
+def test_a_limited_run_is_a_trial_and_says_so(
+    small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(small_config(small_data, tmp_path / "run"), limit=3)
+    results = execute(config)
+    assert results is not None
+    assert (results.notes.train_images, results.notes.val_images, results.notes.limit) == (12, 12, 3)
+    print_tables(results)
+    assert "12 images, at most 3 images per class (--limit 3)" in " ".join(capsys.readouterr().out.split())
+    assert "at most 3 images per class (--limit 3)" in build_report(tmp_path / "run").read_text()
+    image = small_data / "val" / "blue" / "000.jpg"
+    explained = inspect_in_run(image, tmp_path / "run", "blue", "cpu")
+    stored = artifacts.load(tmp_path / "run" / "scores" / "redi_mass.safetensors")[0]["scores"][3]
+    torch.testing.assert_close(explained.scores["redi_mass"], stored.float(), atol=1e-3, rtol=0)
+    with pytest.raises(ArtifactError, match="was made with --limit 3, which is another data set"):
+        execute(replace(config, limit=0))
 
 
 KILLS = (

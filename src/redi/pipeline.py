@@ -28,7 +28,7 @@ from redi.records.results import FILE, Results, read_results, write_results
 from redi.rows import SCORES
 from redi.runs.config import RunConfig
 from redi.runs.distributed import choose_device, join_ranks
-from redi.runs.folder import Run, lock
+from redi.runs.folder import Run, lock, require_writable
 from redi.runs.progress import say
 from redi.stages import analysis, evaluate, probe, score, tfidf, vocabulary
 from redi.stages.classifiers import native_classes
@@ -51,7 +51,7 @@ def execute(config: RunConfig, until: str = LAST, dry_run: bool = False) -> Resu
             if results is not None:
                 shutil.rmtree(run.folder / "partial", ignore_errors=True)
             return results
-        _check(run)
+        check(run)
         if run.ranks.is_main:
             _print_plan(run)
         return None
@@ -68,6 +68,7 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
         run = Run(config, ranks, device)
         if ranks.is_main:
             require_own(run.folder)
+            require_writable(run.folder)
         _report_left_out(run)
         with lock(run.folder) if writing and ranks.is_main else nullcontext():
             yield run
@@ -76,19 +77,18 @@ def open_run(config: RunConfig, writing: bool = True) -> Iterator[Run]:
 @torch.no_grad()
 def run_stages(run: Run, until: str = LAST) -> Results | None:
     """Run the stages up to ``until`` in an open run; the main process returns the results if all are done."""
-    _check(run)
+    check(run)
     if run.ranks.is_main:
         run.claim()
-        _warn_about_classes(run)
     run.ranks.wait()
-    if class_mapping := native_classes(run)[1]:
-        _say(run, f"native classes: {class_mapping}")
     computed = False
-    for stage in STAGES:
+    for number, stage in enumerate(STAGES, 1):
+        title = f"stage {number} of {len(STAGES)}, {stage.name}"
         if run.ranks.share(partial(stage.done, run)):
-            _say(run, f"{stage.name}: already done")
+            _say(run, f"{title}: already done")
         else:
-            _say(run, f"{stage.name}: {stage.passes(run)}")
+            _say(run, f"{title}: {stage.passes(run)}")
+            run.passes.pace.expect(sum(later.forwards(run) for later in STAGES[number - 1 :]))
             if run.ranks.is_main:
                 (run.folder / FILE).unlink(missing_ok=True)
             stage.work(run)
@@ -106,11 +106,13 @@ def run_stages(run: Run, until: str = LAST) -> Results | None:
     return results
 
 
-def _check(run: Run) -> None:
-    """Find every mistake in the settings before the first byte of the run folder changes."""
+def check(run: Run) -> None:
+    """Find every mistake in the settings before the first byte of the run folder changes; a dry run does no more."""
     if run.ranks.is_main:
         run.require_same()
-    native_classes(run)
+        _warn_about_classes(run)
+    if class_mapping := native_classes(run)[1]:
+        _say(run, f"native classes: {class_mapping}")
     if run.ranks.share(lambda: all(stage.done(run) for stage in STAGES)):
         return
     run.check()
@@ -161,7 +163,8 @@ def _print_plan(run: Run) -> None:
     """Print each stage, 'done' or the passes it needs, and the disk space."""
     print(f"run folder  {printable(run.folder)}")
     print(f"backbone    {printable(run.config.backbone)} ({run.identity['backbone']})")
-    print(f"training    {len(run.training.labels)} images, {len(run.training.class_names)} classes")
+    limit = f" (--limit {run.config.limit} per class)" if run.config.limit else ""
+    print(f"training    {len(run.training.labels)} images, {len(run.training.class_names)} classes{limit}")
     print(f"validation  {len(run.validation.labels)} images")
     done = True
     for stage in STAGES:

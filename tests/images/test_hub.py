@@ -89,11 +89,13 @@ def test_the_fingerprint_sees_files_of_the_dataset_and_no_others(tmp_path: Path)
     own.write_bytes(picture())
     secret.write_bytes(picture())
     images = save(own.parent, [of_path(own), of_path(secret), of_path("gone.png"), None], [0, 1, 0, 1])
-    before = images.fingerprint()
+    before, some = images.fingerprint(), images.fingerprint([1, 2, 3])
+    assert before == images.fingerprint([0, 1, 2, 3]) != some
     secret.write_bytes(picture("blue"))
     assert images.fingerprint() == before
     own.write_bytes(picture("blue"))
     assert images.fingerprint() != before
+    assert images.fingerprint([1, 2, 3]) == some
 
 
 def test_a_row_without_an_image_is_an_image_that_cannot_be_decoded(tmp_path: Path) -> None:

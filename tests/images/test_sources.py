@@ -51,6 +51,23 @@ def test_fingerprint_changes_with_names_classes_and_sizes(tmp_path: Path) -> Non
     assert len({before, changed, FolderImages(root).fingerprint()}) == 3
 
 
+def test_a_limit_takes_the_first_images_of_each_class_and_is_a_data_set_of_its_own(tmp_path: Path) -> None:
+    """The fingerprint is that of a folder with these images alone, and does not read the others."""
+    root = make_folder(tmp_path / "all", a=["1.png", "2.png", "3.png"], b=["1.png"], c=[])
+    limited = open_images(str(root), limit=2)
+    assert [limited.image_name(k) for k in range(len(limited.labels))] == ["a/1.png", "a/2.png", "b/1.png"]
+    assert list(limited.labels) == [0, 0, 1]
+    (root / "b" / "1.png").write_bytes(picture("blue"))
+    assert limited.load(2).getpixel((0, 0)) == (0, 0, 255)
+    smaller = make_folder(tmp_path / "some", a=["1.png", "2.png"], b=["1.png"], c=[])
+    (smaller / "b" / "1.png").write_bytes(picture("blue"))
+    before = limited.fingerprint()
+    assert before == FolderImages(smaller).fingerprint() != FolderImages(root).fingerprint()
+    (root / "a" / "3.png").write_bytes(b"another")
+    assert limited.fingerprint() == before
+    assert open_images(str(root), limit=3).fingerprint() == FolderImages(root).fingerprint()
+
+
 def test_validation_labels_count_the_training_classes(tmp_path: Path) -> None:
     training = FolderImages(make_folder(tmp_path / "t", a=["1.png"], b=["1.png"], c=["1.png"]))
     validation = FolderImages(make_folder(tmp_path / "v", a=["1.png"], c=["1.png", "2.png"], d=[]))
@@ -105,6 +122,7 @@ def test_shards_are_read_in_order_and_never_extracted(tmp_path: Path) -> None:
         with pytest.raises(ImageError, match=r"a\.tar/k1\.jpg is not an image"):
             images.load(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar"]
+    assert images.fingerprint([0, 1, 2]) == images.fingerprint() != images.fingerprint([0, 2])
 
 
 def test_shards_with_class_names(tmp_path: Path) -> None:

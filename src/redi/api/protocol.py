@@ -15,6 +15,7 @@ from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
 from redi.report.compare import publish
 from redi.rows import MAIN_ROW, PRODUCTS
 from redi.runs.config import saved_config
+from redi.runs.folder import repair
 from redi.runs.places import run_data
 from redi.stages.inspect import inspect_alone, inspect_in_run
 
@@ -37,8 +38,8 @@ def run(
 
     ``backbone`` is a Hub name, ``timm:name`` or a folder; ``train`` and ``val`` are labelled images; ``out`` is the
     run folder; ``config`` is a TOML file whose values the others override. More settings are the options of
-    ``redi run``: ``classifier``, ``class_map``, ``size``, ``resize``, ``words``, ``passes``, ``features``, ``seed``,
-    ``revision``, ``strict``, ``device``, ``batch_size``, ``workers``, ``threads`` and ``cache``.
+    ``redi run``: ``limit``, ``classifier``, ``class_map``, ``size``, ``resize``, ``words``, ``passes``, ``features``,
+    ``seed``, ``revision``, ``strict``, ``device``, ``batch_size``, ``workers``, ``threads`` and ``cache``.
     """
     places = {"backbone": backbone, "train": train, "val": val, "out": out}
     configuration = run_config(places | settings, config)
@@ -90,13 +91,16 @@ def inspect(
     class_name: str = "",
     scorer: str = "",
     names: str | Path | None = None,
+    train: str | None = None,
+    val: str | None = None,
     device: str = "auto",
     out: str | Path | None = None,
 ) -> InspectionResult:
     """Show which patches of an image matter, as ``redi inspect`` does.
 
     With ``run``, its corpus, backbone and classifier are used, for ``class_name`` or the predicted class; ``scorer`` is
-    the product to show. With ``backbone``, only the attention scores are computed. ``out`` is a file for the picture.
+    the product to show. ``train`` and ``val`` name the new places of the run's data, if they have moved. With
+    ``backbone``, only the attention scores are computed. ``out`` is a file for the picture.
     """
     image, picture = Path(image), Path(out) if out is not None else None
     class_names = Path(names) if names is not None else None
@@ -107,11 +111,12 @@ def inspect(
     if picture is not None:
         require_file(picture, PICTURE_SUFFIXES, [path for path in (image, class_names) if path])
     if run is None:
-        if class_name or names or scorer:
-            raise ConfigError("--class, --names and --scorer need the corpus of a run: --run RUN.")
+        if class_name or names or scorer or train or val:
+            raise ConfigError("--class, --names, --scorer, --train and --val need the corpus of a run: --run RUN.")
         explained = inspect_alone(image, str(backbone), device)
     else:
         folder = _folder(run)
+        repair(folder, train, val)
         if picture is not None:
             require_apart(picture, run_data(saved_config(folder)))
         explained = inspect_in_run(image, folder, class_name, device, class_names)

@@ -16,6 +16,8 @@ SHOWN = "The product to show."
 @app.command()
 def report(
     run: options.Folder,
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     names: options.Names = None,
     open_page: Annotated[bool, option(OUTPUT, "Open the page in the browser.", "--open")] = False,
 ) -> None:
@@ -26,6 +28,10 @@ def report(
     """
     from redi.report.build import build_report
 
+    if train is not None or val is not None:
+        from redi.runs.folder import repair
+
+        repair(run, train, val)
     page = build_report(run, names)
     echo(f"report: {page}")
     if open_page and not webbrowser.open(page.absolute().as_uri()):
@@ -54,6 +60,8 @@ def figures(
 @app.command()
 def inspect(
     image: Annotated[Path, typer.Argument(help="An image file.", metavar="IMAGE")],
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     names: options.Names = None,
     run: Annotated[Path | None, option(MODEL, "A run folder, whose corpus, backbone and classifier are used.")] = None,
     backbone: Annotated[str, option(MODEL, "Or a checkpoint alone, for attention scores without a corpus.")] = "",
@@ -79,6 +87,8 @@ def inspect(
         class_name=class_,
         scorer=scorer,
         names=names,
+        train=train,
+        val=val,
         device=device or "auto",
         out=out,
     )

@@ -43,16 +43,17 @@ Against = Annotated[
     str, option(METHOD, "Name or title of the row to compare with, at each cost.", default="each study's own reference")
 ]
 Name = Annotated[str | None, option(OUTPUT, "Title of your own grid.", default="its scores and reducers")]
-OWN = "as in the run"
-RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=OWN)]
-RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=OWN)]
-RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=OWN)]
-RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=OWN)]
+RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=options.OWN)]
+RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=options.OWN)]
+RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=options.OWN)]
+RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=options.OWN)]
 
 
 @app.command()
 def compare(
     run: options.Folder,
+    train: options.MovedTrain = None,
+    val: options.MovedVal = None,
     study: Studies = None,
     scorer: Scorers = None,
     labels: Labels = None,
@@ -83,8 +84,9 @@ def compare(
     rows = {"scorer": scorer, "labels": labels, "reducer": reducer, "after": after, "name": name}
     sizes = {"keep": keep, "tokens": tokens, "cost": cost}
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
+    settings = {**rows, **sizes, "train": train, "val": val, **runtime}
     with interruptible():
-        result = measure_comparison(run, study, against, {**rows, **sizes, **runtime}, dry_run)
+        result = measure_comparison(run, study, against, settings, dry_run)
     if result is not None:
         result.print()
         for path in result.written:

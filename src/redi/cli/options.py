@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+#: The default of options that a run folder records.
+OWN = "as in the run"
 DATA, MODEL, METHOD, RESOURCES, OUTPUT = "Data", "Model", "Method", "Resources", "Output"
 
 
@@ -29,6 +31,9 @@ Size = Annotated[int | None, option(DATA, "Side of the crop in pixels.", default
 Resize = Annotated[
     str | None, option(DATA, "Filter that resizes images: bilinear, bicubic, ...", default="the checkpoint's own")
 ]
+MOVED = "images of the run, if they have moved; other images are refused."
+MovedTrain = Annotated[str | None, option(DATA, f"New place of the training {MOVED}", "--train", default=OWN)]
+MovedVal = Annotated[str | None, option(DATA, f"New place of the validation {MOVED}", "--val", default=OWN)]
 Names = Annotated[
     Path | None, option(DATA, "File with readable class names: one per line, or `folder<TAB>name` lines.")
 ]

@@ -37,6 +37,9 @@ def _run_command(until: str) -> Callable[..., None]:
         config: options.ConfigFile = None,
         train: Annotated[str | None, option(DATA, f"Training {IMAGES}")] = None,
         val: Annotated[str | None, option(DATA, f"Validation {IMAGES}")] = None,
+        limit: Annotated[
+            int | None, option(DATA, "Images per class, the first ones, for a quick trial.", default="all")
+        ] = None,
         class_map: options.ClassMap = None,
         size: options.Size = None,
         resize: options.Resize = None,

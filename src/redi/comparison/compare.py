@@ -13,7 +13,7 @@ from redi.comparison.plugins import with_plugins
 from redi.comparison.statistics import rankings, summarise
 from redi.comparison.studies import STUDIES
 from redi.errors import ArtifactError, ConfigError
-from redi.pipeline import open_run, run_stages
+from redi.pipeline import check, open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
 from redi.records.deployed import STUDY as ACCELERATE, write_deployed
 from redi.records.results import write_results
@@ -49,6 +49,7 @@ def compare(
         chosen = _studies(run, catalogue, studies, request, against)
         variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))
         if dry_run:
+            check(run)
             if run.ranks.is_main:
                 _print_plan(run, chosen, variants, catalogue)
             return None

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from PIL import Image
@@ -62,9 +63,10 @@ class FolderImages:
     def image_name(self, index: int) -> str:
         return self.files[index]
 
-    def fingerprint(self) -> str:
-        digests = sample_files([self.root / file for file in self.files])
-        lines = [f"{file} {digest}" for file, digest in zip(self.files, digests, strict=True)]
+    def fingerprint(self, indices: Sequence[int] | None = None) -> str:
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        digests = sample_files([self.root / file for file in files])
+        lines = [f"{file} {digest}" for file, digest in zip(files, digests, strict=True)]
         return digest_lines([*self.class_names, "", *lines])
 
 

@@ -61,8 +61,10 @@ class HubImages:
     def image_name(self, index: int) -> str:
         return f"{self.name}#{index}"
 
-    def fingerprint(self) -> str:
-        rows = zip(self.labels, self._digests(), strict=True)
+    def fingerprint(self, indices: Sequence[int] | None = None) -> str:
+        dataset = self.dataset if indices is None else self.dataset.select(indices)
+        labels = self.labels if indices is None else [self.labels[index] for index in indices]
+        rows = zip(labels, self._digests(dataset), strict=True)
         return digest_lines([*self.class_names, "", *(f"{label} {digest}" for label, digest in rows)])
 
     def _file(self, path: str, name: str) -> Path:
@@ -75,8 +77,8 @@ class HubImages:
             raise ImageError(f"{name} names the file {path} outside its dataset, which is not opened.")
         return file
 
-    def _digests(self) -> Iterator[str]:
-        for table in self.dataset.select_columns([self.column]).with_format("arrow").iter(batch_size=1000):
+    def _digests(self, dataset: Any) -> Iterator[str]:
+        for table in dataset.select_columns([self.column]).with_format("arrow").iter(batch_size=1000):
             for chunk in table[self.column].chunks:
                 contents, paths = (chunk.field(name) for name in ("bytes", "path"))
                 for row, valid in enumerate(chunk.is_valid().to_pylist()):

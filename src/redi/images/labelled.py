@@ -43,8 +43,8 @@ class LabelledImages(Protocol):
 
     def image_name(self, index: int) -> str: ...
 
-    def fingerprint(self) -> str:
-        """A digest that changes when images are added, removed, renamed, relabelled or replaced.
+    def fingerprint(self, indices: Sequence[int] | None = None) -> str:
+        """A digest of all images, or of some, that changes when one is added, removed, renamed, relabelled or replaced.
 
         It compares three pieces of every image, and whole images of uncompressed formats (see
         :mod:`redi.images.samples`). It does not depend on where the images lie or on their modification times.
@@ -65,6 +65,33 @@ class Relabelled:
         self.load = images.load
         self.image_name = images.image_name
         self.fingerprint = images.fingerprint
+
+
+class Limited:
+    """The first images of each class, in the order of the data set."""
+
+    def __init__(self, images: LabelledImages, limit: int) -> None:
+        self.images = images
+        self.name = images.name
+        self.class_names = images.class_names
+        self.left_out = images.left_out
+        counts = [0] * len(images.class_names)
+        self.indices: list[int] = []
+        for index, label in enumerate(images.labels):
+            counts[label] += 1
+            if counts[label] <= limit:
+                self.indices.append(index)
+        self.labels = [images.labels[index] for index in self.indices]
+
+    def load(self, index: int) -> Image.Image:
+        return self.images.load(self.indices[index])
+
+    def image_name(self, index: int) -> str:
+        return self.images.image_name(self.indices[index])
+
+    def fingerprint(self, indices: Sequence[int] | None = None) -> str:
+        chosen = self.indices if indices is None else [self.indices[index] for index in indices]
+        return self.images.fingerprint(chosen)
 
 
 def relabel(validation: LabelledImages, training: LabelledImages) -> LabelledImages:

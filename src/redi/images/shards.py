@@ -6,6 +6,7 @@ image; after that, loading an image takes one seek and one read. Nothing is extr
 
 import os
 import tarfile
+from collections.abc import Sequence
 from glob import glob
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -73,9 +74,10 @@ class ShardImages:
         number, member, _, _ = self.places[index]
         return f"{self.shards[number].name}/{member}"
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, indices: Sequence[int] | None = None) -> str:
         lines = [shard.name for shard in self.shards]
-        images = zip(self.places, self._texts, strict=True)
+        chosen = range(len(self.places)) if indices is None else indices
+        images = [(self.places[index], self._texts[index]) for index in chosen]
         for number, members in groupby(images, key=lambda image: image[0][0]):
             try:
                 with self.shards[number].open("rb") as file:

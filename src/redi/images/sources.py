@@ -5,16 +5,21 @@ from pathlib import Path
 from redi.errors import CorpusError
 from redi.images.folders import FlatImages, FolderImages
 from redi.images.hub import disk_images, hub_images
-from redi.images.labelled import SUFFIXES, LabelledImages, describe_left_out
+from redi.images.labelled import SUFFIXES, LabelledImages, Limited, describe_left_out
 from redi.images.shards import ShardImages
 
 
-def open_images(where: str) -> LabelledImages:
-    """Open a data set by its address.
+def open_images(where: str, limit: int = 0) -> LabelledImages:
+    """Open a data set by its address. With a ``limit``, at most that many images of each class, the first ones.
 
     The address is a folder with one folder per class; a folder or a pattern of ``.tar`` shards (webdataset); a
     folder written by ``datasets``' ``save_to_disk``; or ``hf:owner/name:split`` for a dataset on the Hub.
     """
+    images = _open(where)
+    return Limited(images, limit) if limit else images
+
+
+def _open(where: str) -> LabelledImages:
     if where.startswith("hf:"):
         return _not_empty(hub_images(where.removeprefix("hf:")))
     try:

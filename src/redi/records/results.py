@@ -94,8 +94,14 @@ class Data:
     train_images: int
     val_images: int
     classes: int
+    limit: int = 0  # images per class, the first ones; 0 means all
     seed: int
     size: int  # side of the input in pixels
+
+    @property
+    def trial(self) -> str:
+        """What ``--limit`` left of the data, in words; empty for all of it."""
+        return f"at most {self.limit} images per class (--limit {self.limit})" if self.limit else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,7 @@ def _facts(results: Results) -> str:
     facts: dict[str, Any] = {
         "Backbone": last(notes.backbone),
         "Corpus": f"{last(notes.train, 2)}: {notes.train_images:,} images",
+        **({"Trial": notes.trial} if notes.trial else {}),
         "Classes": f"{notes.classes:,}",
         "Evaluated on": f"{last(notes.val, 2)}: {notes.val_images:,} images",
         "Vocabulary": f"{words.n_words} words, {words.n_passes} passes",

@@ -53,7 +53,7 @@ def diagnosis_sheet(diagnosis: Diagnosis) -> Sheet:
     data = diagnosis.data
     data_note = (
         f"{data.train_images} training and {data.val_images} validation images of "
-        f"{data.classes} classes, {data.size} px, seed {data.seed}."
+        f"{data.classes} classes, {f'{data.trial}, ' if data.trial else ''}{data.size} px, seed {data.seed}."
     )
     return Sheet(
         "Diagnostics across backbones, Top-1, %", COLUMNS, [_cells(row) for row in diagnosis.rows], [data_note, *NOTES]

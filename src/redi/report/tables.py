@@ -47,12 +47,13 @@ def table1(results: Results, classifier: str) -> Sheet:
     # The paper sets the name and the tokens of its row in bold too: it is the best in every column.
     leaders = set.intersection(*({row for row, _ in cells} for cells in best))
     low, high = dense.top1_interval
+    trial = f", {results.notes.trial}" if results.notes.trial else ""
     return Sheet(
         f"Accuracy of the {classifier} classifier, %",
         ("Configuration", "Tokens", "Top-1", "Δ dense", "Top-5", "95 % of Δ", "p"),
         [_cells(row, digits) for row in rows],
         [
-            f"{dense.images} images; dense Top-1 within {low:.1f} to {high:.1f} (95 %).",
+            f"{dense.images} images{trial}; dense Top-1 within {low:.1f} to {high:.1f} (95 %).",
             ORACLE,
             f"{ADDED}: rows and columns that the paper's table does not have. Bold: the best of the paper's rows, and "
             "the best of the added rows.",

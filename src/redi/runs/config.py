@@ -14,6 +14,7 @@ from redi.errors import ConfigError, RediError
 from redi.images.preprocessing import FILTERS
 from redi.probe import LinearProbe
 from redi.records.outputs import require_run
+from redi.runs.addresses import absolute, moved
 from redi.vocabulary import N_PASSES, N_WORDS
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ MOST_WORDS = 32767
 #: The smallest and the largest value of a setting. The largest are far beyond use, but can be computed with.
 RANGES: dict[str, tuple[int, int]] = {
     "size": (0, 32768),
+    "limit": (0, 10**9),
     "seed": (0, 2**32 - 1),
     "vocabulary.n_words": (1, MOST_WORDS),
     "vocabulary.n_passes": (1, 1000),
@@ -44,6 +46,8 @@ RANGES: dict[str, tuple[int, int]] = {
 CLASSIFIERS = ("probe", "native", "both")
 FEATURES = ("postnorm", "prenorm")
 CACHES = ("none", "fp16")
+#: The inputs of a run on disk.
+PLACES = ("backbone", "train", "val", "class_map")
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class RunConfig:
     resize: str = ""  # filter that resizes images, e.g. bilinear; empty means the checkpoint's own, else bicubic
     classifier: str = "probe"  # probe, native or both
     class_map: str = ""  # file that maps folders to the classes of the checkpoint's head
+    limit: int = 0  # images per class, the first ones of training and of validation; 0 means all
     seed: int = 0  # draws the views, the random score and the probe's batches
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
@@ -147,9 +152,17 @@ def read_config(path: Path) -> RunConfig:
 
 
 def saved_config(folder: Path) -> RunConfig:
-    """The configuration of a run folder, which may have been moved."""
+    """The configuration of a run folder, which may have been moved, alone or together with its data."""
     require_run(folder)
-    return replace(read_config(folder / "config.toml"), out=str(folder))
+    config = read_config(folder / "config.toml")
+    places = {name: moved(getattr(config, name), config.out, folder) for name in PLACES}
+    return overlay(config, {**places, "out": str(folder)}, str(folder))
+
+
+def located(config: RunConfig) -> RunConfig:
+    """The configuration with absolute paths, which mean the same in every working directory."""
+    places = {name: absolute(getattr(config, name), name == "backbone") for name in (*PLACES, "out")}
+    return overlay(config, places, config.out)
 
 
 def overlay(base: T, changes: Mapping[str, Any], where: str) -> T:

@@ -1,8 +1,9 @@
 """One run folder: its data and checkpoint, its artefacts, and the tools that every stage needs."""
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from redi.images.loader import ViewDataset
 from redi.records import artifacts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
 from redi.runs.cache import FeatureCache
-from redi.runs.config import MOST_WORDS, RunConfig, to_toml
+from redi.runs.config import MOST_WORDS, RunConfig, located, overlay, saved_config, to_toml
 from redi.runs.distributed import Ranks
 from redi.runs.passes import Outcome, Pass, PassRunner
 from redi.runs.places import run_data
@@ -36,12 +37,12 @@ class Run:
     """
 
     def __init__(self, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
-        self.config = config.checked()
+        self.config = located(config.checked())
         self.ranks = ranks
         self.device = device
         self.folder = Path(config.out).expanduser()
-        self.training: LabelledImages = open_images(config.train)
-        self.validation: LabelledImages = relabel(open_images(config.val), self.training)
+        self.training: LabelledImages = _opened("train", config)
+        self.validation: LabelledImages = relabel(_opened("val", config), self.training)
         if len(set(self.training.labels)) < 2:
             raise CorpusError(
                 f"{config.train} has images of fewer than two classes, but TF-IDF contrasts a class with the rest."
@@ -126,7 +127,7 @@ class Run:
             return artifacts.is_current(self.path(name), key)
         for part in ("backbone", "train", "val"):
             if manifest["key"].get(part, self.identity[part]) != self.identity[part]:
-                raise ArtifactError(_foreign(self.path(name), part))
+                raise ArtifactError(_foreign(self.path(name), part, self.config))
         return artifacts.is_current(self.path(name), key)
 
     def load(self, name: str) -> dict[str, Tensor]:
@@ -163,7 +164,15 @@ class Run:
         recorded = recorded_identity(self.folder)
         for part, digest in self.identity.items():
             if recorded.get(part, digest) != digest and self._has_results_of(part):
-                raise ArtifactError(_foreign(self.folder, part))
+                self._require_limit()
+                raise ArtifactError(_foreign(self.folder, part, self.config))
+
+    def _require_limit(self) -> None:
+        with suppress(ConfigError):
+            limit = saved_config(self.folder).limit
+            if limit != self.config.limit:
+                made = f"with --limit {limit}" if limit else "without --limit"
+                raise ArtifactError(f"{self.folder} was made {made}, which is another data set: choose another --out.")
 
     def _has_results_of(self, part: str) -> bool:
         """Whether an artefact depends on a part. Until one does, e.g. damaged images may still be repaired."""
@@ -199,9 +208,39 @@ def lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _foreign(path: Path, part: str) -> str:
+def require_writable(folder: Path) -> None:
+    """Refuse a run folder that cannot be written to or made; nothing is written to find out."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "it may not be written to" if existing.is_dir() else "it is not a folder"
+        raise ArtifactError(f"The run folder {folder} cannot be written: {existing}: {reason}. Choose another --out.")
+
+
+def repair(folder: Path, train: str | None, val: str | None) -> None:
+    """Record where the data of a run lie now. Other data than those of the run are refused."""
+    named = {name: address for name, address in (("train", train), ("val", val)) if address is not None}
+    if not named:
+        return
+    config = located(overlay(saved_config(folder), named, "options").checked())
+    recorded = recorded_identity(folder)
+    for part in named:
+        if _opened(part, config).fingerprint() != recorded.get(part):
+            raise ArtifactError(_foreign(folder, part, config))
+    with lock(folder):
+        artifacts.write_text(folder / "config.toml", to_toml(config))
+
+
+def _opened(part: str, config: RunConfig) -> LabelledImages:
+    try:
+        return open_images(getattr(config, part), config.limit)
+    except CorpusError as error:
+        raise CorpusError(f"--{part}: {error}") from None
+
+
+def _foreign(path: Path, part: str, config: RunConfig) -> str:
     names = {"backbone": "backbone", "train": "training set", "val": "validation set"}
+    limited = f" with --limit {config.limit}" if config.limit and part != "backbone" else ""
     return (
-        f"{path} belongs to another {names[part]} than this command names, or its content has changed since: choose "
-        "another --out."
+        f"{path} belongs to another {names[part]} than {getattr(config, part)}{limited}, or its content has changed "
+        f"since: name the right one with --{part}, or choose another --out."
     )

@@ -24,7 +24,7 @@ from redi.images.loader import Batch, BatchSource
 from redi.records import artifacts
 from redi.runs.config import RuntimeConfig
 from redi.runs.distributed import Ranks
-from redi.runs.progress import track
+from redi.runs.progress import Pace, track
 
 #: Saving takes at most one fiftieth of the time.
 SAVE_SHARE = 50
@@ -60,6 +60,7 @@ class Pass:
     indices: Sequence[int] | None = None  # None means all images
     flush: Callable[[], None] | None = None  # called before finished chunks are recorded as such
     title: str = ""  # for the progress, if the name is not for people
+    forwards: float = 1.0  # dense forwards that an image takes, for the time that is left
 
 
 @dataclass
@@ -78,6 +79,7 @@ class PassRunner:
     folder: Path  # of the parts, which are removed once their outcome is saved
     ranks: Ranks
     settings: RuntimeConfig
+    pace: Pace = field(default_factory=Pace)
 
     def run(self, work: Pass, key: artifacts.Key) -> Outcome | None:
         """Finish a pass and merge its parts, including those of earlier runs with the same key.
@@ -120,7 +122,9 @@ class PassRunner:
         share = sum(len(chunks[chunk]) for chunk in mine) * self.ranks.world
         saved = monotonic()
         pause = shortest = self.settings.save_every
-        with track(work.title or work.name, total, max(total - share, 0), show=self.ranks.is_main) as advance:
+        earlier = max(total - share, 0)
+        self.pace.skip(earlier * work.forwards)
+        with track(work.title or work.name, total, earlier, self.ranks.is_main, self.pace) as advance:
             for chunk, last, batch in self._batches(work, chunks, mine):
                 if batch.skipped and self.settings.strict:
                     raise ImageError(f"{batch.skipped[0][1]} (--strict stops at the first unreadable image)")
@@ -128,7 +132,9 @@ class PassRunner:
                 self._refuse_damage(work, part.skipped, total)
                 if batch.indices:
                     rows.append((batch.indices, work.step(batch, sums)))
-                advance((len(batch.indices) + len(batch.skipped)) * self.ranks.world)
+                images = (len(batch.indices) + len(batch.skipped)) * self.ranks.world
+                self.pace.advance(images * work.forwards)
+                advance(images)
                 if last:
                     part.chunks.append(chunk)
                     if monotonic() - saved > pause:

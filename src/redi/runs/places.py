@@ -4,6 +4,7 @@ import os
 from glob import glob
 from pathlib import Path
 
+from redi.runs.addresses import parts
 from redi.runs.config import RunConfig
 
 
@@ -17,10 +18,10 @@ def run_data(config: RunConfig) -> list[tuple[str, Path]]:
 
 def data_places(where: str) -> list[Path]:
     """The folder of a data set and all folders that it links to, or its shards; none for a dataset on the Hub."""
-    if where.startswith("hf:"):
-        path = Path(where.removeprefix("hf:").partition(":")[0])  # a Hub name, or a folder that datasets can load
+    prefix, place, _ = parts(where)
+    path = Path(place).expanduser()
+    if prefix:  # a Hub name, or a folder that datasets can load
         return linked_folders(path) if path.is_dir() else []
-    path = Path(where).expanduser()
     return linked_folders(path) if path.is_dir() else [Path(match) for match in glob(str(path))]
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 
 from redi.errors import printable
@@ -11,9 +12,35 @@ from redi.errors import printable
 LINE_EVERY = 15.0
 
 
+@dataclass
+class Pace:
+    """The time that a whole run still needs, from the speed of its forward passes so far."""
+
+    left: float = 0.0  # forwards until the run is done; 0 if it is not known
+    done: float = 0.0  # forwards since the run began
+    begin: float = 0.0
+
+    def expect(self, forwards: float) -> None:
+        """Start a stage: so many forwards are left, its own and those of the later stages."""
+        self.left, self.begin = forwards, self.begin or monotonic()
+
+    def skip(self, forwards: float) -> None:
+        """Count forwards of an earlier run, which say nothing about the speed of this one."""
+        self.left = max(self.left - forwards, 0.0)
+
+    def advance(self, forwards: float) -> None:
+        self.skip(forwards)
+        self.done += forwards
+
+    def __str__(self) -> str:
+        if not (self.left and self.done):
+            return ""
+        return f"run: about {_duration(self.left * (monotonic() - self.begin) / self.done)} left"
+
+
 class _Lines:
-    def __init__(self, title: str, total: int, done: int) -> None:
-        self.title, self.total, self.done, self.before = title, total, done, done
+    def __init__(self, title: str, total: int, done: int, pace: Pace) -> None:
+        self.title, self.total, self.done, self.before, self.pace = title, total, done, done, pace
         self.begin = self.last = monotonic()
 
     def advance(self, images: int) -> None:
@@ -27,15 +54,20 @@ class _Lines:
         rate = (self.done - self.before) / max(monotonic() - self.begin, 1e-6)
         left = f", {_duration((self.total - self.done) / rate)} left" if 0 < self.done < self.total else ""
         speed = f", {rate:.1f} images/s" if rate else ""
-        say(f"  {self.title}: {self.done}/{self.total} images{speed}{left}")
+        whole = f"; {self.pace}" if str(self.pace) else ""
+        say(f"  {self.title}: {self.done}/{self.total} images{speed}{left}{whole}")
 
 
 @contextmanager
-def track(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
+def track(
+    title: str, total: int, done: int = 0, show: bool = True, pace: Pace | None = None
+) -> Iterator[Callable[[int], None]]:
     """Show the progress of a pass over ``total`` images, of which an earlier run finished ``done``.
 
-    The context gives a function that takes the number of images that were just finished.
+    The context gives a function that takes the number of images that were just finished. ``pace`` says how long the
+    whole run takes; the caller advances it.
     """
+    pace = pace or Pace()
     if not show:
         yield lambda images: None
     elif sys.stderr.isatty():
@@ -48,20 +80,21 @@ def track(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[rate]}"),
             progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[pace]}"),
         )
         with progress.Progress(*columns, console=Console(stderr=True), transient=False) as bar:
-            task = bar.add_task(title, total=total, completed=done, rate="")
+            task = bar.add_task(title, total=total, completed=done, rate="", pace="")
             begin, finished = monotonic(), 0
 
             def advance(images: int) -> None:
                 nonlocal finished
                 finished += images
                 rate = finished / max(monotonic() - begin, 1e-6)
-                bar.update(task, advance=images, rate=f"{rate:.1f}/s")
+                bar.update(task, advance=images, rate=f"{rate:.1f}/s", pace=str(pace))
 
             yield advance
     else:
-        lines = _Lines(title, total, done)
+        lines = _Lines(title, total, done, pace)
         yield lines.advance
         lines.show()
 

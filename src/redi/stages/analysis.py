@@ -138,7 +138,7 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
         )
 
     dataset = run.dataset(run.validation, four_views=True)
-    run.finish(Pass("explorer", dataset, step, indices=sample), key, save)
+    run.finish(Pass("explorer", dataset, step, indices=sample, forwards=0), key, save)
 
 
 def _typical(run: Run, key: artifacts.Key) -> None:
@@ -178,7 +178,7 @@ def _typical(run: Run, key: artifacts.Key) -> None:
             strips.append(to_jpeg(strip))
         run.save("analysis/typical", pack(strips), key)
 
-    work = Pass("typical patches", run.dataset(run.training), step, indices=sorted(by_image))
+    work = Pass("typical patches", run.dataset(run.training), step, indices=sorted(by_image), forwards=0)
     run.finish(work, key, save)
 
 

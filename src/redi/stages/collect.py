@@ -109,6 +109,7 @@ def _notes(run: Run) -> Notes:
         train_images=len(run.training.labels),
         val_images=len(run.validation.labels),
         classes=len(run.training.class_names),
+        limit=config.limit,
         seed=config.seed,
         size=run.backbone.preprocessing.size,
         resize=run.backbone.preprocessing.resample.name.lower(),

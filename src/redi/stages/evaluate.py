@@ -4,7 +4,7 @@ Dense rows come from the forward pass of the score stage. Reduced rows share one
 one reduction and one pass of the frozen blocks over the shorter sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -154,7 +154,8 @@ def _predict_group(run: Run, maps: ScoreMaps, catalogue: Catalogue, jobs: Sequen
             record |= {"labels": outcome.rows["labels"], "indices": torch.tensor(outcome.indices)}
             _save(run, maps, catalogue, classifier, variant, record)
 
-    work = Pass(name, run.dataset(run.validation), step, indices=scored, title=_title(run, catalogue, jobs))
+    forwards, title = _forwards(run, catalogue, [job.variant for job in jobs]), _title(run, catalogue, jobs)
+    work = Pass(name, run.dataset(run.validation), step, indices=scored, title=title, forwards=forwards)
     run.finish(work, key, save, all_decoded=True)
 
 
@@ -218,9 +219,17 @@ def tokens_and_cost(on: Geometry, catalogue: Catalogue, variant: Variant) -> tup
     return on.prefix + reducer.tokens_left(variant.extent, on), reducer.cost(variant.extent, on)
 
 
+def _forwards(run: Run, catalogue: Catalogue, variants: Iterable[Variant]) -> float:
+    """Dense forwards that an image takes for some reduced variants."""
+    return sum(tokens_and_cost(run.backbone.geometry, catalogue, variant)[1] for variant in variants)
+
+
 STAGE = Stage(
     name="evaluate",
     artefacts=lambda run: dict(predictions(run, ScoreMaps(run), paper_variants(run), Catalogue()).values()),
     work=lambda run: predict_variants(run, paper_variants(run), Catalogue()),
     passes=lambda run: f"{len(SCORES)} reduced forward passes over {len(run.validation.labels)} validation images",
+    forwards=lambda run: (
+        _forwards(run, Catalogue(), paper_rows(run.config.budget).values()) * len(run.validation.labels)
+    ),
 )

@@ -71,7 +71,7 @@ def corpus_pass(
         if not run.ranks.is_main:
             cache.open(cache_key(run))
         images = CachedImages(cache, run.training.labels, partial(_recomputed, run, cache))
-        return Pass(name, images, step, sums, decoded)
+        return Pass(name, images, step, sums, decoded, forwards=0)
     return Pass(name, run.dataset(run.training), step, sums, decoded)
 
 

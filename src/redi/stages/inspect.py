@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from glob import glob
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from redi.reduction import keep_merge_compress
 from redi.rows import DENSE, Score
 from redi.runs.config import RunConfig, saved_config
 from redi.runs.distributed import choose_device
+from redi.runs.progress import say
 from redi.score import hybrid
 from redi.stages.score import WORDS
 from redi.views import View
@@ -130,7 +132,7 @@ def inspect_in_run(
     named_label = _class_number(class_name, folders, titles) if class_name else None
     reader = _run_reader(backbone, config, folder, titles, columns)
 
-    forward = _Forward.of(backbone, image, _index(image, config.val), config.seed)
+    forward = _Forward.of(backbone, image, _index(image, config), config.seed)
     hidden, scores = forward.dense()
     logits = reader.classifier.of_data(reader.classifier.logits(hidden))[0]
     label = int(logits.argmax()) if named_label is None else named_label
@@ -194,8 +196,8 @@ def _run_backbone(config: RunConfig, folder: Path, digest: str) -> Backbone:
         checkpoint = checkpoint_folder(config.backbone, config.revision or None)
     except BackboneError as error:
         raise BackboneError(
-            f"{error} The run names its backbone {config.backbone}; a relative path starts at the folder in which the "
-            "run was started."
+            f"{error} If the backbone has moved, name its new place once: `redi run --config {folder / 'config.toml'} "
+            f"--out {folder} --backbone NEW`."
         ) from None
     if checkpoint_digest(checkpoint) != digest:
         raise ArtifactError(
@@ -218,17 +220,21 @@ def _run_reader(
     return _Reader(Classifier(backbone, probe, config.probe.prenorm), titles)
 
 
-def _index(image: Path, validation: str) -> int:
+def _index(image: Path, config: RunConfig) -> int:
     """Index of an image in the run's own validation folder; 0 for any other image.
 
     Paths are compared before links are followed, because a validation folder may hold links into a larger data set.
     """
-    folder = Path(validation).expanduser()
-    if not (folder.is_dir() and image.is_file()):  # an image that does not exist is an error later
+    folder = Path(config.val)
+    if not folder.is_dir():
+        if not config.val.startswith("hf:") and not glob(config.val):
+            say(f"warning: {config.val} is gone, so no image gets the views that it had in the run; --val repairs this")
+        return 0
+    if not image.is_file():  # an image that does not exist is an error later
         return 0
     for path, root in ((image.absolute(), folder.absolute()), (image.resolve(), folder.resolve())):
         if path.is_relative_to(root):
-            images, name = open_images(validation), path.relative_to(root).as_posix()
+            images, name = open_images(config.val, config.limit), path.relative_to(root).as_posix()
             names = (images.image_name(index) for index in range(len(images.labels)))
             return next((index for index, other in enumerate(names) if other == name), 0)
     return 0

@@ -25,6 +25,7 @@ from redi.runs.passes import Outcome, Pass
 from redi.score import hybrid, minmax
 from redi.scorers import random_scores
 from redi.stages.stage import Stage
+from redi.views import N_VIEWS
 
 #: Artefacts of the validation images besides their scores: visual words with views and closeness, the dense pass.
 WORDS, DENSE_PASS = "validation/words", "validation/dense"
@@ -102,7 +103,7 @@ def make_scores(run: Run) -> None:
             rows["native_logits"] = backbone.classify(final)
         return rows
 
-    work = Pass("score", run.dataset(run.validation, four_views=True), step)
+    work = Pass("score", run.dataset(run.validation, four_views=True), step, forwards=N_VIEWS)
     run.finish(work, key, lambda outcome: _save(run, key, outcome))
 
 
@@ -125,4 +126,5 @@ STAGE = Stage(
     artefacts=score_artefacts,
     work=make_scores,
     passes=lambda run: f"4 views of {len(run.validation.labels)} validation images",
+    forwards=lambda run: N_VIEWS * len(run.validation.labels),
 )

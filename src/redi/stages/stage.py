@@ -15,6 +15,7 @@ class Stage:
     artefacts: Callable[[Run], Mapping[str, Key]]  # names that it writes, with their keys
     work: Callable[[Run], None]
     passes: Callable[[Run], str]  # in words: which passes over which images
+    forwards: Callable[[Run], float] = lambda run: 0.0  # dense forwards that it takes, for the time that is left
 
     def done(self, run: Run) -> bool:
         """Whether everything that the stage writes exists and is current."""

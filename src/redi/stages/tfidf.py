@@ -83,4 +83,5 @@ STAGE = Stage(
     artefacts=tfidf_artefacts,
     work=build_table,
     passes=lambda run: f"1 pass over {len(run.training.labels)} training images",
+    forwards=lambda run: len(run.training.labels) if run.config.runtime.cache == "none" else 0,
 )

@@ -118,9 +118,17 @@ def vocabulary_artefacts(run: Run) -> dict[str, artifacts.Key]:
     return {**books, **dict.fromkeys(("features", "decoded"), features_key(run))}
 
 
+def _forwards(run: Run) -> float:
+    """The first pass encodes every image; with a cache, the later ones do not. The words start from some images."""
+    settings, images = run.config.vocabulary, len(run.training.labels)
+    passes = settings.n_passes if run.config.runtime.cache == "none" else 1
+    return passes * images + min(settings.n_words, images)
+
+
 STAGE = Stage(
     name="vocabulary",
     artefacts=vocabulary_artefacts,
     work=fit_vocabulary,
     passes=lambda run: f"{run.config.vocabulary.n_passes} passes over {len(run.training.labels)} training images",
+    forwards=_forwards,
 )
