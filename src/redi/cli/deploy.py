@@ -12,7 +12,9 @@ from redi.cli.options import option
 
 Model = Annotated[str, typer.Argument(help="Hub name, timm:name or folder of a checkpoint.", metavar="MODEL")]
 Images = Annotated[str, option("Images: class folders, a flat folder, shards or hf:owner/name:split.")]
-MaxDrop = Annotated[float, option("Points of accuracy, or of agreement without labels, that may be lost.")]
+MaxDrop = Annotated[float | None, option("Points of accuracy that may be lost, where labels can be used (1).")]
+MinAgreement = Annotated[float | None, option("Percent of images decided as by dense, where they cannot (95).")]
+OwnSize = Annotated[int | None, option("Side of the crop in pixels (that of the checkpoint's processor).")]
 TunedFolder = Annotated[Path, option("Folder for setting.json, tune.json and curve.png.")]
 Costs = Annotated[list[float] | None, option("A cost to try; repeat the option for more (0.5 to 0.95).")]
 
@@ -21,13 +23,14 @@ Costs = Annotated[list[float] | None, option("A cost to try; repeat the option f
 def tune(
     model: Model,
     images: Images,
-    max_drop: MaxDrop = 0.5,
+    max_drop: MaxDrop = None,
+    min_agreement: MinAgreement = None,
     out: TunedFolder = Path("tuned"),
     cost: Costs = None,
     calibration: Annotated[int | None, option("Images to calibrate on (192).")] = None,
     check: Annotated[int | None, option("Images to check on, at most (1000).")] = None,
     class_map: options.ClassMap = None,
-    size: options.Size = None,
+    size: OwnSize = None,
     resize: options.Resize = None,
     batch: Annotated[int | None, option("Images per call, timed or not (8).")] = None,
     repeats: Annotated[int | None, option("Repeats of the timing, interleaved (15).")] = None,
@@ -35,10 +38,11 @@ def tune(
     workers: options.Workers = None,
     threads: options.Threads = None,
 ) -> None:
-    """Find the cheapest setting of `redi.accelerate` whose loss, measured on this machine, is within what you allow.
+    """Find the cheapest setting of `redi.accelerate` that loses no more than you allow, with 95 % confidence.
 
     The loss is measured in accuracy if the class folders fit the model's head, or if the model has no head and nearest
-    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model. Examples:
+    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model. A setting is always
+    written; it is marked if it is outside the tolerance. Examples:
     `redi tune google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
@@ -49,6 +53,8 @@ def tune(
     from redi.runs.places import data_places
 
     changes = {
+        "max_drop": max_drop,
+        "min_agreement": min_agreement,
         "costs": tuple(cost) if cost else None,
         "calibration": calibration,
         "check": check,
@@ -61,7 +67,7 @@ def tune(
         "workers": workers,
         "threads": threads,
     }
-    config = TuneConfig(model, images, max_drop, **given(changes)).checked()
+    config = TuneConfig(model, images, **given(changes)).checked()
     places = [("the images", place) for place in data_places(images)]
     places += [("the model", place) for place in data_places(model.removeprefix("timm:"))]
     require_apart(out, places)
@@ -95,14 +101,14 @@ def export(
     cost: Annotated[float | None, option("Cost relative to dense, 0 to 1 (0.65, or the setting's).")] = None,
     setting: Annotated[Path | None, option("A setting.json of `redi tune`.")] = None,
     batch: Annotated[int, option("Images per call; fixed in the file.")] = 1,
-    size: options.Size = None,
+    size: OwnSize = None,
     image: Annotated[Path | None, option("A picture to compare on; the default is generated scenes.")] = None,
 ) -> None:
     """Write the accelerated model as ONNX with fixed shapes, and compare onnxruntime with PyTorch.
 
     Example: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch 8`
     """
-    from redi.backbone import load_backbone
+    from redi.backbone.own_input import load_with_own_input
     from redi.demo.examples import example_pixels
     from redi.deploy import accelerate
     from redi.deploy.export import export as write
@@ -112,7 +118,7 @@ def export(
     require_file(out, (".onnx",), Path(model.removeprefix("timm:")).glob("*.onnx"))
     if batch < 1:
         raise ConfigError(f"--batch must be at least 1, not {batch}.")
-    backbone = load_backbone(model)
+    backbone = load_with_own_input(model)
     backbone = backbone.at_size(size) if size else backbone
     faster = accelerate(backbone, cost, setting)
     exported = write(faster, out, example_pixels(backbone.preprocessing, batch, image))
