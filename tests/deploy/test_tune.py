@@ -14,6 +14,7 @@ from torch import Tensor
 
 from families import save_checkpoint
 from redi.backbone import Backbone, load_backbone
+from redi.cli import main
 from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.calibrate import calibrate
@@ -354,31 +355,41 @@ def test_paired_means() -> None:
     assert paired_mean_test(first[:1] + 1, first[:1]) == 1.0
 
 
-def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
+def test_the_commands(tuned: Tuned, headed: Path, pictures: Path, tmp_path: Path) -> None:
+    """From the images to the ONNX file, as the README does it."""
+
     def redi(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "redi", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=200)
 
-    options = ("--calibration", "12", "--cost", "0.7", "--repeats", "1", "--workers", "0")
-    images = ("--images", pictures / "flat")
-    done = redi("tune", headed, *images, *options, "--max-drop", "100")
+    options = ("--calibration", "12", "--cost", "0.7", "--repeats", "1", "--workers", "0", "--min-agreement", "0")
+    tuned.write(tmp_path / "tuned")  # the folder of an earlier call is our own
+    done = redi("tune", headed, "--images", pictures / "flat", *options)
     assert done.returncode == 0, done.stderr
     assert "points of agreement lost" in " ".join(done.stdout.split())
-    assert {file.name for file in (tmp_path / "tuned").iterdir()} >= {"tune.json", "curve.png"}
-    done = redi("export", headed, "--cost", "0.7", "--batch", "2", "--size", "48")
+    assert {file.name for file in (tmp_path / "tuned").iterdir()} == {"tune.json", "setting.json", "curve.png"}
+    done = redi("export", headed, "--setting", "tuned/setting.json", "--batch-size", "2", "--size", "48")
     assert done.returncode == 0, done.stderr
     assert "pixel_values 2x3x48x48 -> logits" in done.stdout
     assert not done.stderr
     assert (tmp_path / "model.onnx").exists()
-    done = redi("tune", headed, *images, *options, "--max-drop", "100")
-    assert done.returncode == 0, "the folder of an earlier call is our own"
+
+
+def test_mistakes_are_one_line(
+    headed: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = ("--images", pictures / "flat")
+    Path("model.onnx").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "setting.json").write_text("mine")
     (headed / "own.onnx").touch()
     wrong = {
         ("tune", headed, "--images", "nowhere"): "no folder nowhere",
         ("tune", headed, *images, "--cost", "1.5"): "between 0 and 1",
-        ("tune", headed, *images, *options, "--cost", "0.01"): "cannot be met",
+        ("tune", headed, *images, "--cost", "0.01"): "cannot be met",
+        ("tune", headed, *images, "--class-map", "map.tsv", "--workers", "0"): "flat has no classes. Leave it out",
+        ("tune", headed, *images, "--min-agreement", "100.5"): "must be 0 to 100 percent",
         ("tune", headed, *images, "--out", pictures / "flat" / "000.png"): "lies inside the images",
         ("tune", headed, *images, "--out", pictures / "flat"): "is the images",
         ("tune", headed, *images, "--out", pictures): "contains the images",
@@ -389,12 +400,15 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
         ("export", headed, "--cost", "2"): "between 0 and 1",
         ("export", headed, "--setting", "none.json"): "no none.json",
         ("export", headed, "--out", "no/where.onnx"): "folder that exists",
-        ("export", headed, "--batch", "0"): "--batch must be at least 1",
+        ("export", headed, "--batch-size", "0"): "--batch-size must be at least 1",
         ("export", headed, "--size", "50"): "multiple of the patch size",
     }
     for arguments, message in wrong.items():
-        done = redi(*arguments)
-        assert done.returncode == 1, arguments
-        assert message in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        monkeypatch.setattr(sys, "argv", ["redi", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 1, arguments
+        said = capsys.readouterr().err
+        assert message in said
+        assert len(said.splitlines()) == 1, said
     assert files_of(tmp_path / "mine") == {"setting.json": b"mine"}
