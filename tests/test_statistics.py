@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import comb, log
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -17,9 +18,11 @@ from redi.statistics import (
     agreement,
     divergence,
     holm,
+    images_needed,
     keep_overlap,
     mcnemar,
     paired_bootstrap,
+    paired_bound,
     paired_interval,
     spearman,
     wilson,
@@ -59,6 +62,59 @@ def test_paired_interval_by_hand() -> None:
     # b = 12, c = 5 of 100: 0.07 +- 1.96 sqrt(0.17 - 0.0049) / 10
     assert paired_interval(12, 5, 100) == pytest.approx((-0.964, 14.964), abs=0.01)
     assert paired_interval(0, 0, 50) == (0.0, 0.0)
+
+
+def test_paired_bound_by_hand() -> None:
+    # Nothing changed, so q = 0.
+    bound = paired_bound(0, 0, 1000) / 100
+    assert bound - 1 / 2000 == pytest.approx(1.644854 * math.sqrt(bound * (1 - bound) / 1000), abs=1e-9)
+    assert bound == pytest.approx(0.003627, abs=1e-6), "more than the exact 1 - 0.05^(1 / n) = 0.00299"
+    # As many gained as lost: q is the larger root of 2 q^2 - (x + y - D (2 - x + y)) q - y D (1 - D) = 0.
+    bound = paired_bound(10, 10, 500) / 100
+    linear = 0.04 - 2 * bound
+    q = (linear + math.sqrt(linear**2 + 8 * 0.02 * bound * (1 - bound))) / 4
+    assert bound - 1 / 1000 == pytest.approx(1.644854 * math.sqrt((2 * q + bound - bound**2) / 500), abs=1e-8)
+    assert paired_bound(7, 0, 7) == 100
+    assert paired_bound(0, 30, 100) < 0, "a gain can be shown too"
+    with pytest.raises(InvalidInput, match="do not fit into 3 images"):
+        paired_bound(2, 2, 3)
+
+
+@pytest.mark.parametrize(("images", "most"), [(10, 10), (40, 40), (400, 50)])
+def test_the_true_drop_exceeds_the_paired_bound_in_at_most_five_percent_of_samples(images: int, most: int) -> None:
+    """All samples with up to ``most`` lost and gained images, weighted by their probability."""
+    counts = [(b, c) for b in range(most + 1) for c in range(most + 1 - b)]
+    bounds = np.array([paired_bound(b, c, images) for b, c in counts])
+    log_ways = np.array([math.lgamma(images + 1) - _log_factorials(b, c, images - b - c) for b, c in counts])
+    lost, gained = np.array(counts).T
+    worst = 0.0
+    for drop in (0.001, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2):
+        for share in (1e-9, 0.001, 0.005, 0.01, 0.02, 0.04, 0.1, 0.2):
+            if images * (drop + 2 * share) > 0.6 * most and most < images:
+                continue  # too many samples would be left out
+            logs = log_ways + lost * log(drop + share) + gained * log(share)
+            chances = np.exp(logs + (images - lost - gained) * log(1 - drop - 2 * share))
+            assert chances.sum() == pytest.approx(1, abs=1e-3)
+            worst = max(worst, float(chances[bounds < 100 * drop].sum()))
+    assert 0.03 < worst <= 0.05, "honest, but not wasteful"
+
+
+def _log_factorials(*counts: int) -> float:
+    return sum(math.lgamma(count + 1) for count in counts)
+
+
+def test_images_needed_are_the_fewest_for_which_the_bound_holds() -> None:
+    fewest = images_needed(0, 0, 1.0)
+    assert fewest is not None
+    assert paired_bound(0, 0, fewest) <= 1 < paired_bound(0, 0, fewest - 1)
+    several = images_needed(0.02, 0.01, 3.0)
+    assert several is not None
+    several -= several % 100  # whole images
+    assert paired_bound(several // 50, several // 100, several) > 3
+    assert paired_bound((several + 100) // 50, (several + 100) // 100, several + 100) <= 3
+    assert images_needed(0.02, 0.01, 1.0) is None
+    assert images_needed(0, 0, 0) is None
+    assert images_needed(1, 0, 100) == 1, "everything may be lost"
 
 
 def outcomes(gained: int, lost: int, right: int, wrong: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, erfc, sqrt
+from math import ceil, comb, erfc, sqrt
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from redi.errors import InvalidInput
 
 #: The normal quantile of a 95 % interval.
 Z = 1.959963984540054
+#: The normal quantile of a one-sided 95 % bound.
+Z_ONE_SIDED = 1.6448536269514722
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,57 @@ def paired_interval(gained: int, lost: int, images: int) -> tuple[float, float]:
     difference = (gained - lost) / images
     spread = Z * sqrt((gained + lost) / images - difference**2) / sqrt(images)
     return 100 * (difference - spread), 100 * (difference + spread)
+
+
+def paired_bound(lost: int, gained: int, images: int) -> float:
+    """The one-sided 95 % upper bound of a drop in paired proportions, in percent points.
+
+    ``lost`` images are right in the first row alone, ``gained`` ones in the second alone; the drop is their
+    difference over ``images``. This is Tango's score bound [1] with a continuity correction of half an image. It is
+    the largest drop D for which (D - drop - 1 / (2 n)) / sqrt((2 q + D - D^2) / n) <= 1.645. Here q is the share of
+    gained images that is most likely if the drop is D.
+
+    Without the correction, the bound is below the true drop in up to 7 % of samples with few changed images. With it,
+    this is at most 5 % of them (``tests/test_statistics.py`` sums over all samples). If nothing changed the bound is
+    about 3.6 / n. For ``gained = 0`` it is Wilson's bound of one proportion, with the same correction.
+
+    [1] T. Tango, Equivalence test and confidence interval for the difference in proportions for the paired-sample
+    design, Statistics in Medicine 17, 1998.
+    """
+    if images < 1 or min(lost, gained) < 0 or lost + gained > images:
+        raise InvalidInput(f"{lost} lost and {gained} gained images do not fit into {images} images.")
+    first, second = lost / images, gained / images
+    low, high = first - second, 1.0
+    for _ in range(50):  # bisection, to far below the step of one image
+        drop = (low + high) / 2
+        excess = drop - (first - second) - 1 / (2 * images)
+        exceeded = excess > Z_ONE_SIDED * sqrt(_score_variance(first, second, drop) / images)
+        low, high = (low, drop) if exceeded else (drop, high)
+    return 100 * high
+
+
+def images_needed(lost: float, gained: float, allowed: float) -> int | None:
+    """The number of images from which :func:`paired_bound` is within ``allowed`` percent points.
+
+    ``lost`` and ``gained`` are shares of the images. The result is None if no number is enough, because the drop
+    itself is not below ``allowed``.
+    """
+    drop = allowed / 100
+    excess = drop - (lost - gained)
+    if drop >= 1:
+        return 1
+    if excess <= 0:
+        return None
+    # The bound is reached at excess n - z s sqrt(n) - 1/2 = 0, a quadratic equation in sqrt(n).
+    spread = Z_ONE_SIDED * sqrt(_score_variance(lost, gained, drop))
+    return ceil(((spread + sqrt(spread**2 + 2 * excess)) / (2 * excess)) ** 2)
+
+
+def _score_variance(lost: float, gained: float, drop: float) -> float:
+    """The variance of one image's difference if the true drop is ``drop``, by restricted maximum likelihood."""
+    linear = lost + gained - drop * (2 - lost + gained)
+    share = (linear + sqrt(max(linear**2 + 8 * gained * drop * (1 - drop), 0.0))) / 4
+    return max(2 * share + drop - drop**2, 0.0)
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from redi.cli import app
 from redi.comparison.grid import Request
 from redi.records.setting import Setting
-from redi.records.tuning import COSTS, TuneConfig
+from redi.records.tuning import COSTS, MAX_DROP, MIN_AGREEMENT, TuneConfig
 from redi.runs.config import RunConfig
 from redi.speed.bench import BATCHES, MORE_BATCHES, REPEATS, BenchConfig
 
@@ -65,7 +65,8 @@ def test_stated_defaults_are_true() -> None:
         },
         "tune": {
             **{f"--{name}": getattr(tuned, name) for name in ("calibration", "check", "repeats", "workers")},
-            "--max-drop": tuned.max_drop,
+            "--max-drop": f"{MAX_DROP:g}",
+            "--min-agreement": f"{MIN_AGREEMENT:g}",
             "--batch-size": tuned.batch,
             "--cost": f"{min(COSTS)} to {max(COSTS)}",
         },

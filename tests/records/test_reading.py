@@ -30,7 +30,7 @@ from redi.records.results import (
     read_results,
     write_results,
 )
-from redi.records.setting import Setting
+from redi.records.setting import Setting, TunedModel
 from redi.records.timing import BenchResult, Overhead, Spread, Timing
 from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
 from redi.records.words import WordNotes
@@ -115,10 +115,10 @@ POINT = Point(
     speedup=Spread(1.25, 1.5, 1.75),
     accuracy=None,
     agreement=99.0,
-    agreement_interval=(98.0, 100.0),
     divergence=0.01,
     drop=1.0,
-    drop_interval=(0.5, 1.5),
+    drop_bound=1.5,
+    needed=80,
 )
 SHAPE = Shape(1, 3, 1.25)
 DIAGNOSED = DiagnosisRow(
@@ -152,10 +152,11 @@ RECORDS = [
     Tuned(
         points=[POINT, dataclasses.replace(POINT, accuracy=75.0)],
         chosen=None,
-        setting=Setting(0.7, (0.25, 0.5, 0.25), 0.5),
+        setting=Setting(0.7, (0.25, 0.5, 0.25), 0.5, TunedModel("vit", 3, 32, 8, "0f"), "by far"),
         calibration=Calibration(SHAPE, 0.65, 9, Shape(0, 3, 1.0), (0.1, 0.2), (0.15, 0.25)),
         dense_accuracy=None,
         images=64,
+        allowed=5.0,
         config=TuneConfig("here", "there", costs=(0.5, 0.75)),
         environment=ENVIRONMENT,
     ),
@@ -213,7 +214,7 @@ def test_a_complete_record_misses_no_field(tmp_path: Path) -> None:
     file = tmp_path / "setting.json"
     file.write_text('{"cost": 0.5, "protection": 0.5}')
     assert read_record(file, Setting, "redi tune") == Setting(0.5, (), 0.5)
-    with pytest.raises(ArtifactError, match="shares is missing"):
+    with pytest.raises(ArtifactError, match="model is missing"):
         read_record(file, Setting, "redi tune", complete=True)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from redi.api.results import ExportResult, SpeedResult, TuneResult
 from redi.api.settings import configured
-from redi.backbone import Backbone, load_backbone
+from redi.backbone import Backbone
+from redi.backbone.own_input import load_with_own_input
 from redi.demo.examples import example_pixels
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export as write_onnx
@@ -26,8 +27,8 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
     ``model`` is a Hub name, ``timm:name`` or folder, a model of transformers, a backbone or an accelerated model.
     ``images`` are class folders, a flat folder, shards or ``hf:owner/name:split``. ``out`` is a folder for
     setting.json, tune.json and curve.png; without it nothing is written. More settings are the options of
-    ``redi tune``: ``max_drop``, ``cost`` (one or a list), ``calibration``, ``check``, ``class_map``, ``size``,
-    ``resize``, ``batch_size``, ``repeats``, ``device``, ``workers`` and ``threads``.
+    ``redi tune``: ``max_drop``, ``min_agreement``, ``cost`` (one or a list), ``calibration``, ``check``, ``class_map``,
+    ``size``, ``resize``, ``batch_size``, ``repeats``, ``device``, ``workers`` and ``threads``.
     """
     name = _name(model)
     names = {"cost": "costs", "batch_size": "batch"}
@@ -73,7 +74,7 @@ def export(
             raise ConfigError("An accelerated model has its own setting and size: give no cost, setting or size.")
         faster = model
     else:
-        backbone = _live(model) or load_backbone(name)
+        backbone = _live(model) or load_with_own_input(name)
         faster = accelerate(backbone.at_size(size) if size else backbone, cost, setting)
     picture = Path(image) if image is not None else None
     pixels = example_pixels(faster.backbone.preprocessing, batch_size, picture).to(faster.device)

@@ -10,9 +10,9 @@ from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
 Images = Annotated[str, option(DATA, "Images: class folders, a flat folder, shards or hf:owner/name:split.")]
 Calibration = Annotated[int | None, option(DATA, "Images to calibrate on.", default=192)]
 Check = Annotated[int | None, option(DATA, "Images to check on, at most.", default=1000)]
-MaxDrop = Annotated[
-    float, option(METHOD, "Points of accuracy, or of agreement without labels, that may be lost.", default=0.5)
-]
+OwnSize = Annotated[int | None, option(DATA, "Side of the crop in pixels.", default="the checkpoint's own processor's")]
+MaxDrop = Annotated[float | None, option(METHOD, "Points of accuracy that may be lost, if labels fit.", default=1)]
+MinAgreement = Annotated[float | None, option(METHOD, "Percent of dense's decisions to keep, if not.", default=95)]
 Costs = Annotated[list[float] | None, option(METHOD, "A cost to try; repeat for more.", default="0.5 to 0.95")]
 BatchSize = Annotated[int | None, option(RESOURCES, "Images per call, timed or not.", default=8)]
 Repeats = Annotated[int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=15)]
@@ -25,11 +25,12 @@ def tune(
     *,
     images: Images,
     class_map: options.ClassMap = None,
-    size: options.Size = None,
+    size: OwnSize = None,
     resize: options.Resize = None,
     calibration: Calibration = None,
     check: Check = None,
-    max_drop: MaxDrop = 0.5,
+    max_drop: MaxDrop = None,
+    min_agreement: MinAgreement = None,
     cost: Costs = None,
     batch_size: BatchSize = None,
     repeats: Repeats = None,
@@ -38,10 +39,11 @@ def tune(
     threads: options.Threads = None,
     out: TunedFolder = Path("tuned"),
 ) -> None:
-    """Find the cheapest setting of `redi.accelerate` whose loss, measured on this machine, is within what you allow.
+    """Find the cheapest setting of `redi.accelerate` that loses no more than you allow, with 95 % confidence.
 
     The loss is measured in accuracy if the class folders fit the model's head, or if the model has no head and nearest
-    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model. Examples:
+    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model. A setting is always
+    written; it is marked if it is outside the tolerance. Examples:
     `redi tune google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
@@ -58,6 +60,7 @@ def tune(
             calibration=calibration,
             check=check,
             max_drop=max_drop,
+            min_agreement=min_agreement,
             cost=cost,
             batch_size=batch_size,
             repeats=repeats,
@@ -76,7 +79,7 @@ def export(
     image: Annotated[
         Path | None, option(DATA, "A picture to compare PyTorch and onnxruntime on.", default="generated scenes")
     ] = None,
-    size: options.Size = None,
+    size: OwnSize = None,
     setting: Annotated[Path | None, option(METHOD, "A setting.json of `redi tune`.")] = None,
     cost: Annotated[
         float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")

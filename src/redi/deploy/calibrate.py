@@ -32,18 +32,17 @@ def calibrate(
     readout: Readout,
     images: Pixels,
     others: UInt8[Tensor, "others channels height width"],
-    others_dense: Float[Tensor, "others classes"],
     cost: float,
 ) -> Calibration:
     """Coordinate descent over the first block, the last block and the power. No label is used.
 
-    ``others`` are the images that decide in the end, and ``others_dense`` are their dense logits.
+    ``others`` are the images that decide in the end. None of the images may be used to check the result.
     """
-    dense_logits = readout.logits(dense, images)
     default = early_shape(dense.backbone.depth)
-    say(f"  calibrating the schedule on {len(dense_logits)} images, cost {cost:g}")
-    search = _Search(dense, readout, images, dense_logits, cost)
+    say(f"  calibrating the schedule on {len(images)} + {len(others)} images, cost {cost:g}")
+    search = _Search(dense, readout, images, readout.logits(dense, images, "dense, images to calibrate on"), cost)
     best = search.descend(default)
+    others_dense = readout.logits(dense, others)
 
     def unseen(shape: Shape) -> float:
         logits = readout.logits(search.model(shape), others)
@@ -76,7 +75,7 @@ class _Search:
         model = self.model(shape)
         schedule = model.schedule(model.grid)
         if schedule not in self.tried:
-            logits = self.readout.logits(model, self.images)
+            logits = self.readout.logits(model, self.images, f"schedule {len(self.tried) + 1}")
             self.tried[schedule] = divergence(self.dense_logits, logits)
         return self.tried[schedule]
 

@@ -23,10 +23,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClass
 from transformers.models.deit.modeling_deit import DeiTForImageClassificationWithTeacherOutput
 from transformers.utils.generic import ModelOutput
 
-from redi.backbone import Backbone, load_backbone
+from redi.backbone import Backbone
 from redi.backbone.families import FAMILIES, Head, square, square_patch
 from redi.backbone.loading import plain_vit_config
+from redi.backbone.own_input import load_with_own_input
 from redi.cost import Geometry
+from redi.deploy.identity import require_own_model
 from redi.errors import BackboneError, InvalidInput
 from redi.grid import Grid
 from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing, shorter_side
@@ -103,7 +105,7 @@ class Accelerated(nn.Module):
 
     def at_cost(self, cost: float) -> "Accelerated":
         """The same weights and the same shares per block, at another cost."""
-        return Accelerated(self.backbone, replace(self.setting, cost=cost))
+        return Accelerated(self.backbone, self.setting.at_cost(cost))
 
     # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -198,7 +200,8 @@ class Accelerated(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> "Accelerated":
         """Load what :meth:`save_pretrained` wrote, in the precision it was written in."""
         setting = Setting.load(Path(folder) / SETTING_FILE)
-        backbone = load_backbone(folder)
+        backbone = load_with_own_input(folder)
+        require_own_model(setting, backbone)
         stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return cls(backbone, setting).to(getattr(torch, stored.get("dtype", "float32")))
 
@@ -216,13 +219,14 @@ def accelerate(
 
     ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`. It is not changed, and
     its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost relative to dense.
-    ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own.
+    ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A setting that was tuned
+    for another kind of model is refused.
     """
     chosen = setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
     if cost is not None:
-        chosen = replace(chosen, cost=cost)
+        chosen = chosen.at_cost(cost)
     if isinstance(model, str | Path):
-        backbone = load_backbone(model)
+        backbone = load_with_own_input(model)
     elif isinstance(model, Backbone):
         backbone = shared_copy(model)
     elif isinstance(model, PreTrainedModel):
@@ -231,6 +235,7 @@ def accelerate(
         raise BackboneError(
             f"accelerate() takes a model of transformers, a name or a folder, not a {type(model).__name__}."
         )
+    require_own_model(chosen, backbone)
     return Accelerated(backbone, chosen)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from redi.deploy.model import Accelerated
 from redi.probe import image_feature
+from redi.runs.progress import track
 
 #: Scale of similarities for a model without a head, as in contrastive training.
 TEMPERATURE = 0.07
@@ -26,10 +27,11 @@ class Readout:
         self.batch = batch
         self.bank = self.labels = None
         if dense.backbone.head is None:
-            self.bank, self.labels = torch.cat(list(self._outputs(dense, bank))), labels
+            self.bank, self.labels = torch.cat(list(self._outputs(dense, bank, "nearest neighbours, dense"))), labels
 
-    def logits(self, model: Accelerated, pixels: Pixels) -> Logits:
-        outputs = torch.cat(list(self._outputs(model, pixels)))
+    def logits(self, model: Accelerated, pixels: Pixels, title: str = "") -> Logits:
+        """The logits of all images. With a title, the progress is shown."""
+        outputs = torch.cat(list(self._outputs(model, pixels, title)))
         return outputs if self.bank is None else outputs @ self.bank.T / TEMPERATURE
 
     def decide(self, logits: Logits) -> Int[Tensor, " images"]:
@@ -37,11 +39,13 @@ class Readout:
         return best if self.labels is None else self.labels[best]
 
     @torch.inference_mode()
-    def _outputs(self, model: Accelerated, pixels: Pixels) -> Iterator[Tensor]:
+    def _outputs(self, model: Accelerated, pixels: Pixels, title: str) -> Iterator[Tensor]:
         backbone = model.backbone
-        for chunk in pixels.split(self.batch):
-            output = model(backbone.preprocessing.normalise(chunk.to(model.device)))
-            if backbone.head is not None:
-                yield output.logits.float().cpu()
-            else:
-                yield image_feature(output.last_hidden_state.float(), backbone.prefix).cpu()
+        with track(title, len(pixels), show=bool(title)) as advance:
+            for chunk in pixels.split(self.batch):
+                output = model(backbone.preprocessing.normalise(chunk.to(model.device)))
+                if backbone.head is not None:
+                    yield output.logits.float().cpu()
+                else:
+                    yield image_feature(output.last_hidden_state.float(), backbone.prefix).cpu()
+                advance(len(chunk))

@@ -49,8 +49,10 @@ def load_sample(
     """
     if left_out := describe_left_out(images):
         say(f"  warning: {left_out}")
+    labels = _labels(images, backbone, class_map)
     total, bank = len(images.labels), calibration if backbone.head is None else 0
-    seen = min(calibration + bank, total // 2)  # images of the bank and the calibration
+    short = calibration + bank > total // 2
+    seen = total // 2 if short else calibration + bank  # images of the bank and the calibration
     count = seen + min(check, total - seen)
     chosen = [position * total // count for position in range(count)]
     pixels, kept = _decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
@@ -63,7 +65,9 @@ def load_sample(
             f"{images.name} has {total} images, too few to calibrate on some and check on others: give "
             f"{(4 if bank else 2) * FEWEST} or more."
         )
-    labels = _labels(images, backbone, class_map)
+    neighbours = f"{bank} to find nearest neighbours in, " if bank else ""
+    asked = f" instead of {calibration} (half of all {total} are for the check)" if short else ""
+    say(f"  images: {neighbours}{len(parts[1])} to calibrate on{asked}, {len(parts[2])} to check on")
     if labels is not None:
         labels = labels[torch.tensor(kept)]
         if backbone.head is None:
@@ -105,6 +109,9 @@ def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixe
 
 def _labels(images: LabelledImages, backbone: Backbone, class_map: Path | None) -> Int[Tensor, " images"] | None:
     """Labels in the numbering of the head or, without a head, of the folders; None if they cannot be used."""
+    if class_map is not None and not (images.class_names and backbone.class_names):
+        lacking = "the model has no head" if images.class_names else f"{images.name} has no classes"
+        raise ConfigError(f"--class-map cannot be used: {lacking}. Leave it out.")
     if not images.class_names:
         return None
     labels = torch.tensor(images.labels)

@@ -15,15 +15,32 @@ from redi.reduction.schedule import ByShares
 
 
 @dataclass(frozen=True)
+class TunedModel:
+    """The model that a setting was tuned for."""
+
+    family: str  # model type of transformers, or timm
+    depth: int
+    width: int
+    patch: int
+    weights: str  # digest
+
+    def __str__(self) -> str:
+        return f"{self.family} of {self.depth} blocks, width {self.width} and patch {self.patch}"
+
+
+@dataclass(frozen=True)
 class Setting:
     """A relative cost, the share of the removed tokens per block, and the weight of relevance.
 
-    The same setting works at every resolution: shares and cost become token counts once the grid is known.
+    The same setting works at every resolution: shares and cost become token counts once the grid is known. A setting
+    that is made by hand belongs to no model and fits all.
     """
 
     cost: float = 0.65  # multiply-adds of the blocks and of the reducer, relative to dense
     shares: tuple[float, ...] = ()  # of the removed tokens, per block; empty means the default shape
     protection: float = PROTECTION
+    model: TunedModel | None = None  # the only model that the setting is for
+    outside: str = ""  # by how much the setting misses the tolerance of `redi tune`; empty if it does not
 
     def __post_init__(self) -> None:
         if not 0 < self.cost <= 1:
@@ -52,6 +69,10 @@ class Setting:
                 "this backbone."
             )
         return self.reducer.extent_within_cost(self.cost, on, prefix_only)
+
+    def at_cost(self, cost: float) -> "Setting":
+        """The same shares at another cost, which no tolerance was checked for."""
+        return replace(self, cost=cost, outside="")
 
     def save(self, file: str | Path) -> None:
         write_record(Path(file), self)

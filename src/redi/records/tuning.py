@@ -16,15 +16,18 @@ from redi.reduction.schedule import Shape
 FEWEST = 8
 #: Default costs to try.
 COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+#: Default tolerances: points of accuracy, and percent of agreement with dense.
+MAX_DROP, MIN_AGREEMENT = 1.0, 95.0
 
 
 @dataclass(frozen=True)
 class TuneConfig:
     backbone: str
     images: str
-    max_drop: float = 0.5  # points of accuracy, or of agreement with dense without labels
+    max_drop: float | None = None  # points of accuracy that may be lost, where labels can be used; None: MAX_DROP
+    min_agreement: float | None = None  # percent of images, where they cannot; None: MIN_AGREEMENT
     costs: tuple[float, ...] = ()  # empty means all of COSTS that the backbone can reach
-    size: int = 0  # side of the input in pixels; 0 means the backbone's default
+    size: int = 0  # side of the input in pixels; 0 means that of the checkpoint's processor
     resize: str = ""  # filter that resizes images; empty means the backbone's own
     calibration: int = 192  # images to calibrate the schedule on
     check: int = 1000  # largest number of images to check on
@@ -37,8 +40,10 @@ class TuneConfig:
     threads: int = 0
 
     def checked(self) -> "TuneConfig":
-        if not (isfinite(self.max_drop) and self.max_drop >= 0):
+        if not (isfinite(self.max_drop or 0) and (self.max_drop or 0) >= 0):
             raise ConfigError(f"--max-drop must be 0 or more points, not {self.max_drop:g}.")
+        if not 0 <= (self.min_agreement or 0) <= 100:
+            raise ConfigError(f"--min-agreement must be 0 to 100 percent, not {self.min_agreement:g}.")
         if any(not 0 < cost < 1 for cost in self.costs):
             raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
         require_threads(self.threads)
@@ -47,6 +52,12 @@ class TuneConfig:
         if min(self.calibration, self.check) < FEWEST:
             raise ConfigError(f"Calibration and check need at least {FEWEST} images each.")
         return replace(self, costs=tuple(sorted(set(self.costs))))
+
+    def allowed(self, labelled: bool) -> float:
+        """The points that may be lost, of accuracy if the images are labelled and of agreement otherwise."""
+        if labelled:
+            return MAX_DROP if self.max_drop is None else self.max_drop
+        return 100 - (MIN_AGREEMENT if self.min_agreement is None else self.min_agreement)
 
 
 @dataclass(frozen=True)
@@ -70,20 +81,26 @@ class Point:
     speedup: Spread  # quartiles of dense / accelerated, repeat by repeat
     accuracy: float | None  # percent; None without labels
     agreement: float  # percent of images with the same decision as dense
-    agreement_interval: tuple[float, float]  # 95 %
     divergence: float  # mean KL divergence from dense, nats
     drop: float  # points lost: accuracy with labels, agreement without
-    drop_interval: tuple[float, float]  # 95 %
+    drop_bound: float  # one-sided 95 % upper bound of the true drop
+    needed: int | None  # images for which the bound would be within the tolerance, at this rate; None: no number
+
+    @property
+    def faster(self) -> bool:
+        """Whether the setting was faster than dense in at least three of four repeats."""
+        return self.speedup.low > 1
 
 
 @dataclass(frozen=True)
 class Tuned:
     points: list[Point]
-    chosen: int | None  # index in points; None means that dense is the better choice
-    setting: Setting  # the calibrated schedule, at the chosen cost if one is chosen
+    chosen: int | None  # index in points; None means dense, because no setting is faster
+    setting: Setting  # the calibrated schedule at the chosen cost; says so if that is outside the tolerance
     calibration: Calibration
     dense_accuracy: float | None
     images: int  # number of images in the check
+    allowed: float  # points that may be lost
     config: TuneConfig
     environment: Environment
 
@@ -92,10 +109,7 @@ class Tuned:
         return "agreement" if self.dense_accuracy is None else "accuracy"
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the record, and the setting if one is recommended."""
+        """Write the record and the setting."""
         write_record(folder / "tune.json", self)
-        if self.chosen is None:
-            (folder / "setting.json").unlink(missing_ok=True)  # it belongs to an earlier call
-            return [folder / "tune.json"]
         self.setting.save(folder / "setting.json")
         return [folder / "tune.json", folder / "setting.json"]

@@ -13,37 +13,48 @@ from redi.report.sheets import Sheet, print_sheet
 def tune_sheet(tuned: Tuned) -> Sheet:
     """The table of all settings, with the recommended one in bold."""
     labelled = tuned.dense_accuracy is not None
-    columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "95 %", "KL")
+    columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "At most", "Needs", "KL")
     rows = []
     for point in tuned.points:
         low, median, high = point.speedup
         speed = f"{median:.2f} ({low:.2f} {high:.2f})"
         top1 = [f"{point.accuracy:.1f}"] if labelled else []
-        interval = f"{point.drop_interval[0]:+.1f} {point.drop_interval[1]:+.1f}"
-        numbers = [f"{point.agreement:.1f}", f"{point.drop:+.1f}", interval]
+        needs = "-" if point.needed is None else f"{point.needed:,}"
+        numbers = [f"{point.agreement:.1f}", f"{point.drop:+.1f}", f"{point.drop_bound:+.2f}", needs]
         rows.append([f"{point.cost:.3f}", speed, *top1, *numbers, f"{point.divergence:.3f}"])
     notes = [
-        f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not calibrated on.",
+        f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not calibrated on. At "
+        f"most: its upper bound with 95 % confidence, which decides ({tuned.allowed:g} allowed). Needs: the number of "
+        "images for which the bound would be within that, if the rest of them were like these.",
         f"Speed-up: against dense, batch {tuned.config.batch}, median and quartiles.",
     ]
     if labelled:
         notes.append(f"Dense: {tuned.dense_accuracy:.1f} % Top-1.")
-    chosen = [] if tuned.chosen is None else [(tuned.chosen, column) for column in range(len(columns))]
-    return Sheet("Cost, speed and what is lost", columns, rows, notes, frozenset(chosen))
+    chosen = None if tuned.setting.outside else tuned.chosen
+    strong = [] if chosen is None else [(chosen, column) for column in range(len(columns))]
+    return Sheet("Cost, speed and what is lost", columns, rows, notes, frozenset(strong))
 
 
 def verdict(tuned: Tuned) -> str:
-    allowed = tuned.config.max_drop
+    """What to use, how sure that is, and how many images would allow more."""
     if tuned.chosen is None:
-        inside = [point for point in tuned.points if point.drop <= allowed]
-        if not inside:
-            return f"Stay with dense: every setting loses more than {allowed:g} points."
-        return "Stay with dense: no setting inside the allowed loss is faster on this machine."
-    point = tuned.points[tuned.chosen]
+        return "Stay with dense: no setting is faster on this machine. The setting written is dense, cost 1."
+    point, cost = tuned.points[tuned.chosen], tuned.setting.cost
+    speed = f"{point.speedup.median:.2f} times as fast as dense"
+    if tuned.setting.outside:
+        more = f" Some {point.needed:,} images to check on would be enough for it, at the same rate of changes."
+        return (
+            f"Nothing is recommended. Outside the tolerance, but the best measured: cost {cost:g}, {speed}; "
+            f"{tuned.setting.outside}.{more if point.needed else ''}"
+        )
+    cheaper = [other for other in tuned.points if other.cost < point.cost and (other.needed or 0) > tuned.images]
+    more = ""
+    if cheaper:
+        nearest = min(cheaper, key=lambda other: other.needed or 0)
+        more = f" Cost {nearest.cost:.2f} would need some {nearest.needed:,} images to check on."
     return (
-        f"Recommended: cost {tuned.setting.cost:g}, {point.speedup.median:.2f} times as fast as dense, "
-        f"{point.drop:+.1f} points of {tuned.measure} lost (95 %: {point.drop_interval[0]:+.1f} to "
-        f"{point.drop_interval[1]:+.1f}; allowed {allowed:g})."
+        f"Recommended: cost {cost:g}, {speed}. On {tuned.images} images it loses {point.drop:+.1f} points of "
+        f"{tuned.measure}, and at most {point.drop_bound:+.2f} with 95 % confidence ({tuned.allowed:g} allowed).{more}"
     )
 
 
@@ -72,25 +83,26 @@ def draw_curve(tuned: Tuned, path: Path | None = None) -> Any:
     axes = figure.subplots()
     speeds = [point.speedup.median for point in tuned.points]
     drops = [point.drop for point in tuned.points]
-    # The interval of a few images may leave out the loss itself.
-    below = [max(point.drop - point.drop_interval[0], 0) for point in tuned.points]
-    above = [max(point.drop_interval[1] - point.drop, 0) for point in tuned.points]
-    axes.errorbar(speeds, drops, yerr=[below, above], fmt="o-", color="C0", ecolor="0.7", capsize=2)
-    for point in tuned.points:
-        place = (point.speedup.median, point.drop)
-        axes.annotate(f"{point.cost:.2f}", place, textcoords="offset points", xytext=(5, 5), fontsize=8)
+    above = [point.drop_bound - point.drop for point in tuned.points]
+    bars = [[0] * len(drops), above]
+    axes.errorbar(speeds, drops, bars, fmt="o-", color="C0", ecolor="0.7", capsize=2, label="up to the 95 % bound")
+    for k, point in enumerate(tuned.points):
+        place = (5, 5) if k % 2 else (5, -12)  # neighbours may be equally fast
+        axes.annotate(f"{point.cost:.2f}", (speeds[k], drops[k]), place, textcoords="offset points", fontsize=8)
     if tuned.chosen is not None:
-        axes.plot(speeds[tuned.chosen], drops[tuned.chosen], "o", ms=11, mfc="none", mec="C3", mew=2)
-    allowed = tuned.config.max_drop
-    axes.axhline(allowed, color="C3", linewidth=0.8, linestyle="--")
+        mark = "outside the tolerance" if tuned.setting.outside else "recommended"
+        ring = {"marker": "o", "ms": 11, "mfc": "none", "mec": "C3", "mew": 2}
+        axes.plot(speeds[tuned.chosen], drops[tuned.chosen], linestyle="none", label=mark, **ring)
+    axes.axhline(tuned.allowed, color="C3", linewidth=0.8, linestyle="--", label=f"{tuned.allowed:g} points allowed")
     axes.axvline(1, color="0.5", linewidth=0.8)
     axes.set(
         xlabel="times as fast as dense (the number is the cost)",
         ylabel=f"points of {tuned.measure} lost",
-        title=f"{tuned.images} images, 95 % intervals; dashed: {allowed:g} points allowed",
+        title=f"What is lost, on {tuned.images} images",
     )
-    axes.margins(x=0.1)
+    axes.margins(x=0.1, y=0.1)
     axes.grid(alpha=0.25)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     if path is not None:
         save_figure(figure, path, dpi=160)
     return figure
