@@ -113,6 +113,14 @@ class CentroidSums:
         self.worst, self.worst_similarity = patches[order], similarity[order]
 
 
+def nearest_words(
+    patches: Float[Tensor, "*axes dim"], centroids: Float[Tensor, "words dim"]
+) -> tuple[Float[Tensor, "*axes"], Int[Tensor, "*axes"]]:
+    """The cosine of each patch to its nearest word, and that word."""
+    similarity, words = dot_products(patches, centroids).max(dim=-1)
+    return similarity / torch.linalg.vector_norm(patches, dim=-1).clamp(min=1e-12), words
+
+
 def dot_products(
     features: Float[Tensor, "*axes dim"], centroids: Float[Tensor, "words dim"]
 ) -> Float[Tensor, "*axes words"]:

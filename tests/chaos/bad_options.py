@@ -7,7 +7,7 @@ from chaos.case import Case, fixed
 RUN = "run --config {user}/small.toml --out {place}/o"
 TUNE = "tune {user}/head --images {user}/large/val --out {place}/t"
 EXPORT = "export {user}/head --out {place}/m.onnx"
-BENCH = "bench --out {place}/b.json --size tiny"
+BENCH = "bench --out {place}/b.json --model-size tiny"
 INSPECT = "inspect {user}/photos/000.jpg --run {run}"
 DATA = "--train {user}/small/train --val {user}/small/val"
 
@@ -120,10 +120,10 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "figures {user}/nothing": (("", "nothing"),),
     "figures {user}/precious": (("", "precious"),),
     "figures {run}": (
-        ("--image 99999", "image"),
-        ("--image -1", "image"),
-        ("--score nothing", "nothing"),
-        ("--score mass", "mass"),
+        ("--index 99999", "image"),
+        ("--index -1", "image"),
+        ("--scorer nothing", "nothing"),
+        ("--scorer mass", "mass"),
     ),
     "inspect {user}/photos/000.jpg": (("", "give either --run"),),
     "inspect {user}/nothing.jpg --run {run}": (("", "nothing.jpg"),),
@@ -131,7 +131,7 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "inspect {user}/photos --run {run}": (("", "photos"),),
     INSPECT: (
         ("--class nothing", "nothing"),
-        ("--score nothing", "product"),
+        ("--scorer nothing", "product"),
         ("--device nothing", "device"),
         ("--out {user}/photos/000.jpg", "000.jpg"),
         ("--out {user}/photos", "photos"),
@@ -149,7 +149,7 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("--cost nan", "--cost"),
         ("--calibration 2", "at least 8 images"),
         ("--check 0", "at least 8 images"),
-        ("--batch 0", "at least 1"),
+        ("--batch-size 0", "at least 1"),
         ("--repeats 0", "at least 1"),
         ("--threads -1", "threads"),
         ("--size 13", "size"),
@@ -167,7 +167,7 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("--cost 3", "cost"),
         ("--cost nan", "cost"),
         ("--cost 0.01", "cannot be met"),
-        ("--batch 0", "--batch"),
+        ("--batch-size 0", "--batch-size"),
         ("--size 13", "size"),
         ("--setting {user}/nothing", "nothing"),
         ("--setting {user}/map.tsv", "map.tsv"),
@@ -181,22 +181,22 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("--out {user}/head/model.safetensors", "model.safetensors"),
         ("--out {user}/small", "small"),
     ),
-    "bench --out {place}/b.json": (("--size huge", "size"), ("--backbone {user}/nothing", "nothing")),
+    "bench --out {place}/b.json": (("--model-size huge", "size"), ("--backbone {user}/nothing", "nothing")),
     BENCH: (
         ("--reducer nothing", "reducer"),
         ("--dtype fp8", "dtype"),
         ("--mode slow", "mode"),
-        ("--batch 0", "batch"),
-        ("--batch -4", "batch"),
+        ("--batch-size 0", "batch"),
+        ("--batch-size -4", "batch"),
         ("--repeats -1", "repeats"),
-        ("--limit nan", "limit"),
-        ("--limit -1", "limit"),
+        ("--seconds nan", "seconds"),
+        ("--seconds -1", "seconds"),
         ("--threads -1", "threads"),
         ("--cost 7", "cost"),
         ("--device moon", "device"),
         ("--backbone {user}/head", "size"),
     ),
-    "bench --quick --size tiny": (("--out {user}/small", "small"),),
+    "bench --quick --model-size tiny": (("--out {user}/small", "small"),),
     f"diagnose --backbone {{user}}/nothing {DATA} --out {{place}}/d": (("", "nothing"),),
     "diagnose --backbone {user}/backbone --train {user}/nothing --val {user}/small/val --out {place}/d": (
         ("", "nothing"),

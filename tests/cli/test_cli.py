@@ -94,7 +94,7 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
     ("arguments", "message"),
     [
         (("bench", "--reducer", "melt"), "redi: There is no reducer 'melt'; choose one of"),
-        (("bench", "--size", "huge"), "redi: There is no size 'huge'; choose one of tiny, small, base."),
+        (("bench", "--model-size", "huge"), "redi: There is no model size 'huge'; choose one of tiny, small, base."),
         (
             ("run", *"--backbone b --train t --val v --out o --resize sharp".split()),
             "redi: resize must be one of nearest, box, bilinear, hamming, bicubic, lanczos",

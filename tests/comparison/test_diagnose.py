@@ -105,7 +105,9 @@ def test_the_table_and_the_markdown_hold_every_row(done: tuple[Path, Diagnosis],
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown, "nothing was cut off"
     for group in ("plain, probe", "head, native", "head, probe"):
-        assert group in shown
+        assert f"{group}: Top-1, dense" in shown
+    tables = [line for line in shown.splitlines() if line.startswith((" Incoming mass ", " CLS mean "))]
+    assert len(tables) == 6, "each row is one line"
     lines = [line for line in path.read_text().splitlines() if line.startswith(("| plain", "| head"))]
     assert len(lines) == len(diagnosis.rows)
     assert all(f"{row.hybrid:.2f}" in line for row, line in zip(diagnosis.rows, lines, strict=True))

@@ -318,7 +318,7 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "points of agreement lost" in " ".join(done.stdout.split())
     assert {file.name for file in (tmp_path / "tuned").iterdir()} >= {"tune.json", "curve.png"}
-    done = redi("export", headed, "--cost", "0.7", "--batch", "2", "--size", "48")
+    done = redi("export", headed, "--cost", "0.7", "--batch-size", "2", "--size", "48")
     assert done.returncode == 0, done.stderr
     assert "pixel_values 2x3x48x48 -> logits" in done.stdout
     assert not done.stderr
@@ -342,7 +342,7 @@ def test_the_commands(headed: Path, pictures: Path, tmp_path: Path) -> None:
         ("export", headed, "--cost", "2"): "between 0 and 1",
         ("export", headed, "--setting", "none.json"): "no none.json",
         ("export", headed, "--out", "no/where.onnx"): "folder that exists",
-        ("export", headed, "--batch", "0"): "--batch must be at least 1",
+        ("export", headed, "--batch-size", "0"): "--batch-size must be at least 1",
         ("export", headed, "--size", "50"): "multiple of the patch size",
     }
     for arguments, message in wrong.items():

@@ -358,7 +358,7 @@ def ticking() -> Callable[[], float]:
 def result(small: Backbone) -> BenchResult:
     saved: list[int] = []
     config = BenchConfig(
-        backbone="small", reducers=("keep-merge-compress", "prune"), batches=(2,), repeats=4, limit=1e9
+        backbone="small", reducers=("keep-merge-compress", "prune"), batch_sizes=(2,), repeats=4, seconds=1e9
     )
     measured = run_bench(
         config, backbone=small, backend="eager", clock=ticking(), save=lambda so_far: saved.append(len(so_far.rows))
@@ -500,24 +500,24 @@ def test_threads_are_set_and_set_back(small: Backbone) -> None:
 
 def test_defaults_and_the_quick_choice() -> None:
     full = BenchConfig().resolved(CPU)
-    assert (full.size, full.batches, full.repeats) == ("base", (1, 8, 32), 20)
+    assert (full.model_size, full.batch_sizes, full.repeats) == ("base", (1, 8, 32), 20)
     assert full.reducers == ALL
-    assert BenchConfig().resolved(torch.device("cuda")).batches == (1, 8, 32, 64, 128)
-    quick = BenchConfig(quick=True, batches=(4, 4)).resolved(CPU)
-    assert (quick.size, quick.batches, quick.modes) == ("tiny", (4,), ("eager",))
+    assert BenchConfig().resolved(torch.device("cuda")).batch_sizes == (1, 8, 32, 64, 128)
+    quick = BenchConfig(quick=True, batch_sizes=(4, 4)).resolved(CPU)
+    assert (quick.model_size, quick.batch_sizes, quick.modes) == ("tiny", (4,), ("eager",))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (BenchConfig(backbone="x", size="tiny"), "not both"),
-        (BenchConfig(size="huge"), "no size 'huge'; choose one of tiny, small, base"),
+        (BenchConfig(backbone="x", model_size="tiny"), "not both"),
+        (BenchConfig(model_size="huge"), "no model size 'huge'; choose one of tiny, small, base"),
         (BenchConfig(reducers=("tomato",)), "no reducer 'tomato'; choose one of keep-merge-compress"),
         (BenchConfig(dtypes=("fp8",)), "no dtype 'fp8'"),
         (BenchConfig(modes=("fast",)), "no mode 'fast'"),
-        (BenchConfig(batches=(0,)), "at least 1"),
+        (BenchConfig(batch_sizes=(0,)), "at least 1"),
         (BenchConfig(repeats=-1), "at least 1"),
-        (BenchConfig(limit=float("nan")), "more than 0"),
+        (BenchConfig(seconds=float("nan")), "more than 0"),
     ],
 )
 def test_impossible_settings_are_refused(config: BenchConfig, message: str) -> None:

@@ -16,6 +16,7 @@ from redi.backbone.watch import Watch
 from redi.cli import main
 from redi.errors import ArtifactError, ConfigError, ImageError
 from redi.records import artifacts
+from redi.records.explained import Closeness
 from redi.report.explorer import Explorer
 from redi.report.inspection import print_inspection, write_picture
 from redi.rows import PRODUCTS, SCORES
@@ -72,6 +73,34 @@ def test_any_other_image_is_looked_up_for_the_predicted_class(
         assert drawn.width == 2160
 
 
+def test_an_image_far_from_the_corpus_is_warned_about(
+    seen_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = artifacts.load_named(seen_run, "validation/words")[0]["closeness"]
+    lowest = int(stored.argmin())  # the image of the run that is closest to a warning
+    own = inspect_in_run(picture_of(seen_run, Explorer(seen_run).names[lowest]), seen_run, device="cpu")
+    assert own.closeness is not None
+    assert own.closeness.value == pytest.approx(stored[lowest].item(), abs=1e-5)
+    print_inspection(own, "redi_mass")
+    assert "warning" not in capsys.readouterr().out
+    file = tmp_path / "strange.png"
+    Image.effect_noise((200, 200), 90).save(file)
+    strange = inspect_in_run(file, seen_run, device="cpu")
+    print_inspection(strange, "redi_mass")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "warning: strange.png is unlike the images of this run" in shown
+    assert f"but {stored.min():.3f} or more" in shown
+
+
+def test_one_image_in_a_hundred_of_the_corpus_is_far() -> None:
+    validation = torch.linspace(0.5, 0.9, 199)  # with 199 images, 2 / 200 lie below the second lowest
+    assert Closeness(0.7, validation).limit == validation[1]
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.rand(4000, 200, generator=generator)
+    far = [Closeness(row[0].item(), row[1:]).is_far for row in samples]
+    assert sum(far) / len(far) == pytest.approx(0.01, abs=0.005)
+
+
 def test_without_a_corpus_the_attention_scores_and_their_roles(
     tmp_path: Path, dinov3: Backbone, checkpoint: Path
 ) -> None:
@@ -124,8 +153,8 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
     for arguments, said in (
         (["inspect", "a.png"], "Give either --run RUN or --backbone NAME."),
         (["inspect", "a.png", "--run", "x", "--backbone", "y"], "Give either --run"),
-        (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --score need"),
-        (["inspect", "a.png", "--run", "y", "--score", "mass"], "--score must be a product"),
+        (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --scorer need"),
+        (["inspect", "a.png", "--run", "y", "--scorer", "mass"], "--scorer must be a product"),
         (["figures", str(tmp_path)], f"{tmp_path} is not a run folder"),
         (["report", str(tmp_path)], f"{tmp_path} is not a run folder"),
     ):

@@ -51,7 +51,7 @@ app = typer.Typer(
     cls=Commands,
     help="Which patches of a frozen Vision Transformer matter, and how much faster it runs without the rest.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )

@@ -4,36 +4,40 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated
 
-import typer
-
 from redi.cli import options
 from redi.cli.app import app, echo, given, interruptible
-from redi.cli.options import option
+from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
 
-Model = Annotated[str, typer.Argument(help="Hub name, timm:name or folder of a checkpoint.", metavar="MODEL")]
-Images = Annotated[str, option("Images: class folders, a flat folder, shards or hf:owner/name:split.")]
-MaxDrop = Annotated[float, option("Points of accuracy, or of agreement without labels, that may be lost.")]
-TunedFolder = Annotated[Path, option("Folder for setting.json, tune.json and curve.png.")]
-Costs = Annotated[list[float] | None, option("A cost to try; repeat the option for more (0.5 to 0.95).")]
+Images = Annotated[str, option(DATA, "Images: class folders, a flat folder, shards or hf:owner/name:split.")]
+Calibration = Annotated[int | None, option(DATA, "Images to calibrate on.", default=192)]
+Check = Annotated[int | None, option(DATA, "Images to check on, at most.", default=1000)]
+MaxDrop = Annotated[
+    float, option(METHOD, "Points of accuracy, or of agreement without labels, that may be lost.", default=0.5)
+]
+Costs = Annotated[list[float] | None, option(METHOD, "A cost to try; repeat for more.", default="0.5 to 0.95")]
+BatchSize = Annotated[int | None, option(RESOURCES, "Images per call, timed or not.", default=8)]
+Repeats = Annotated[int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=15)]
+TunedFolder = Annotated[Path, option(OUTPUT, "Folder for setting.json, tune.json and curve.png.", default="tuned")]
 
 
 @app.command()
 def tune(
-    model: Model,
+    backbone: options.Checkpoint,
+    *,
     images: Images,
-    max_drop: MaxDrop = 0.5,
-    out: TunedFolder = Path("tuned"),
-    cost: Costs = None,
-    calibration: Annotated[int | None, option("Images to calibrate on (192).")] = None,
-    check: Annotated[int | None, option("Images to check on, at most (1000).")] = None,
     class_map: options.ClassMap = None,
     size: options.Size = None,
     resize: options.Resize = None,
-    batch: Annotated[int | None, option("Images per call, timed or not (8).")] = None,
-    repeats: Annotated[int | None, option("Repeats of the timing, interleaved (15).")] = None,
+    calibration: Calibration = None,
+    check: Check = None,
+    max_drop: MaxDrop = 0.5,
+    cost: Costs = None,
+    batch_size: BatchSize = None,
+    repeats: Repeats = None,
     device: options.Device = None,
     workers: options.Workers = None,
     threads: options.Threads = None,
+    out: TunedFolder = Path("tuned"),
 ) -> None:
     """Find the cheapest setting of `redi.accelerate` whose loss, measured on this machine, is within what you allow.
 
@@ -55,15 +59,15 @@ def tune(
         "class_map": class_map,
         "size": size,
         "resize": resize,
-        "batch": batch,
+        "batch": batch_size,
         "repeats": repeats,
         "device": device,
         "workers": workers,
         "threads": threads,
     }
-    config = TuneConfig(model, images, max_drop, **given(changes)).checked()
+    config = TuneConfig(backbone, images, max_drop, **given(changes)).checked()
     places = [("the images", place) for place in data_places(images)]
-    places += [("the model", place) for place in data_places(model.removeprefix("timm:"))]
+    places += [("the model", place) for place in data_places(backbone.removeprefix("timm:"))]
     require_apart(out, places)
     require_own(out, TUNED)
     _make_writable(out)
@@ -90,17 +94,21 @@ def _make_writable(folder: Path) -> None:
 
 @app.command()
 def export(
-    model: Model,
-    out: Annotated[Path, option("The ONNX file.")] = Path("model.onnx"),
-    cost: Annotated[float | None, option("Cost relative to dense, 0 to 1 (0.65, or the setting's).")] = None,
-    setting: Annotated[Path | None, option("A setting.json of `redi tune`.")] = None,
-    batch: Annotated[int, option("Images per call; fixed in the file.")] = 1,
+    backbone: options.Checkpoint,
+    image: Annotated[
+        Path | None, option(DATA, "A picture to compare PyTorch and onnxruntime on.", default="generated scenes")
+    ] = None,
     size: options.Size = None,
-    image: Annotated[Path | None, option("A picture to compare on; the default is generated scenes.")] = None,
+    setting: Annotated[Path | None, option(METHOD, "A setting.json of `redi tune`.")] = None,
+    cost: Annotated[
+        float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")
+    ] = None,
+    batch_size: Annotated[int, option(RESOURCES, "Images per call; fixed in the file.", default=1)] = 1,
+    out: Annotated[Path, option(OUTPUT, "The ONNX file.", default="model.onnx")] = Path("model.onnx"),
 ) -> None:
     """Write the accelerated model as ONNX with fixed shapes, and compare onnxruntime with PyTorch.
 
-    Example: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch 8`
+    Example: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`
     """
     from redi.backbone import load_backbone
     from redi.demo.examples import example_pixels
@@ -109,13 +117,13 @@ def export(
     from redi.errors import ConfigError
     from redi.records.outputs import require_file
 
-    require_file(out, (".onnx",), Path(model.removeprefix("timm:")).glob("*.onnx"))
-    if batch < 1:
-        raise ConfigError(f"--batch must be at least 1, not {batch}.")
-    backbone = load_backbone(model)
-    backbone = backbone.at_size(size) if size else backbone
-    faster = accelerate(backbone, cost, setting)
-    exported = write(faster, out, example_pixels(backbone.preprocessing, batch, image))
+    require_file(out, (".onnx",), Path(backbone.removeprefix("timm:")).glob("*.onnx"))
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    model = load_backbone(backbone)
+    model = model.at_size(size) if size else model
+    faster = accelerate(model, cost, setting)
+    exported = write(faster, out, example_pixels(model.preprocessing, batch_size, image))
     shape = "x".join(map(str, exported.inputs))
     echo(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "

@@ -1,5 +1,6 @@
 """Commands that show results: the report, the figures, a single image."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -7,11 +8,17 @@ import typer
 
 from redi.cli import options
 from redi.cli.app import app, echo
-from redi.cli.options import option
+from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, option
+
+SHOWN = "The product to show."
 
 
 @app.command()
-def report(run: options.Folder, names: options.Names = None) -> None:
+def report(
+    run: options.Folder,
+    names: options.Names = None,
+    open_page: Annotated[bool, option(OUTPUT, "Open the page in the browser.", "--open")] = False,
+) -> None:
     """Build one page with the result, its tables and curves, the images and the visual words.
 
     It is written to RUN/report/index.html from the records of the run, in seconds, without a model. The page opens
@@ -19,15 +26,20 @@ def report(run: options.Folder, names: options.Names = None) -> None:
     """
     from redi.report.build import build_report
 
-    echo(f"report: {build_report(run, names)}")
+    page = build_report(run, names)
+    echo(f"report: {page}")
+    if open_page and not webbrowser.open(page.absolute().as_uri()):
+        echo("No browser was found here: open that file yourself.")
 
 
 @app.command()
 def figures(
     run: options.Folder,
-    image: Annotated[int | None, option("Index of Figure 1's image, as in the report's links.")] = None,
-    score: Annotated[str, option("The product that Figure 1 shows.")] = "redi_mass",
+    index: Annotated[
+        int | None, option(DATA, "Index of Figure 1's image, as in the report's links.", default="a telling one")
+    ] = None,
     names: options.Names = None,
+    scorer: Annotated[str, option(METHOD, SHOWN, default="redi_mass")] = "redi_mass",
 ) -> None:
     """Write the paper's two figures and three tables for this run: PDF, PNG, LaTeX, Markdown.
 
@@ -35,20 +47,22 @@ def figures(
     """
     from redi.report.figures import write_figures
 
-    for path in write_figures(run, image, score, names):
+    for path in write_figures(run, index, scorer, names):
         echo(f"written: {path}")
 
 
 @app.command()
 def inspect(
     image: Annotated[Path, typer.Argument(help="An image file.", metavar="IMAGE")],
-    run: Annotated[Path | None, option("A run folder, whose corpus, backbone and classifier are used.")] = None,
-    backbone: Annotated[str, option("Or a checkpoint alone, for attention scores without a corpus.")] = "",
-    class_: Annotated[str, option("Class to look up; the default is the predicted one.", "--class")] = "",
-    score: Annotated[str, option("The product to show (redi_mass).")] = "",
-    out: Annotated[Path | None, option("File for the picture (IMAGE-redi.png in the current folder).")] = None,
     names: options.Names = None,
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N.")] = "auto",
+    run: Annotated[Path | None, option(MODEL, "A run folder, whose corpus, backbone and classifier are used.")] = None,
+    backbone: Annotated[str, option(MODEL, "Or a checkpoint alone, for attention scores without a corpus.")] = "",
+    class_: Annotated[str, option(METHOD, "Class to look up.", "--class", default="the predicted one")] = "",
+    scorer: Annotated[str, option(METHOD, SHOWN, default="redi_mass")] = "",
+    device: options.Device = None,
+    out: Annotated[
+        Path | None, option(OUTPUT, "File for the picture.", default="IMAGE-redi.png in the current folder")
+    ] = None,
 ) -> None:
     """Show which patches of one image matter, as a picture and a short table.
 
@@ -65,16 +79,16 @@ def inspect(
 
     if (run is None) == (not backbone):
         raise ConfigError("Give either --run RUN or --backbone NAME.")
-    if score and score not in PRODUCTS:
-        raise ConfigError(f"--score must be a product, one of {', '.join(PRODUCTS)}, not {score!r}.")
+    if scorer and scorer not in PRODUCTS:
+        raise ConfigError(f"--scorer must be a product, one of {', '.join(PRODUCTS)}, not {scorer!r}.")
     out = out or Path(f"{image.stem}-redi.png")
     require_file(out, PICTURE_SUFFIXES, [path for path in (image, names) if path])
     if run is None:
-        if class_ or names or score:
-            raise ConfigError("--class, --names and --score need the corpus of a run: --run RUN.")
-        explained = inspect_alone(image, backbone, device)
+        if class_ or names or scorer:
+            raise ConfigError("--class, --names and --scorer need the corpus of a run: --run RUN.")
+        explained = inspect_alone(image, backbone, device or "auto")
     else:
         require_apart(out, run_data(saved_config(run)))
-        explained = inspect_in_run(image, run, class_, device, names)
-    print_inspection(explained, score or MAIN_ROW)
-    echo(f"picture: {write_picture(explained, score or MAIN_ROW, out)}")
+        explained = inspect_in_run(image, run, class_, device or "auto", names)
+    print_inspection(explained, scorer or MAIN_ROW)
+    echo(f"picture: {write_picture(explained, scorer or MAIN_ROW, out)}")

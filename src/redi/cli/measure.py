@@ -5,23 +5,46 @@ from typing import Annotated
 
 from redi.cli import options
 from redi.cli.app import app, echo, given, interruptible
-from redi.cli.options import option
+from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, RESOURCES, option
 
 Studies = Annotated[
     list[str] | None,
     option(
-        "scorers, reducers (equal tokens), costs (equal cost), deployable, sweep or ablations; the default is all. "
-        "Repeat this option and those below for more than one value."
+        METHOD,
+        "scorers, reducers (equal tokens), costs (equal cost), deployable, sweep or ablations. Repeat this option and "
+        "those below for more than one value.",
+        default="all of them, if no grid of your own is given",
     ),
 ]
-Scorers = Annotated[list[str] | None, option("A score for your own grid: mass, redi_cls_mean, mass@4, my.py:name.")]
-Labels = Annotated[list[str] | None, option("gt (an oracle), predicted, posterior, shuffled, other or none.")]
-Reducers = Annotated[list[str] | None, option("keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, ...")]
-Keeps = Annotated[
-    list[float] | None, option("Keep rate, 0 to 1; a progressive reducer gets the operator's cost at that rate.")
+Scorers = Annotated[
+    list[str] | None, option(METHOD, "A score for your own grid: mass, redi_cls_mean, mass@4, my.py:name.")
 ]
-TokenCounts = Annotated[list[int] | None, option("Or the number of patch tokens after the last block.")]
-Costs = Annotated[list[float] | None, option("Or a cost relative to dense, 0 to 1.")]
+Labels = Annotated[
+    list[str] | None, option(METHOD, "gt (an oracle), predicted, posterior, shuffled, other or none.", default="gt")
+]
+Reducers = Annotated[
+    list[str] | None,
+    option(
+        METHOD, "keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, ...", default="keep-merge-compress"
+    ),
+]
+Keeps = Annotated[
+    list[float] | None,
+    option(
+        METHOD,
+        "Keep rate, 0 to 1; a progressive reducer gets the operator's cost at that rate.",
+        default="the budget of the run",
+    ),
+]
+TokenCounts = Annotated[list[int] | None, option(METHOD, "Or the number of patch tokens after the last block.")]
+Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.")]
+After = Annotated[list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0)]
+Against = Annotated[str, option(METHOD, "Name of the row to compare with.", default="each study's own reference")]
+OWN = "as in the run"
+RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=OWN)]
+RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=OWN)]
+RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=OWN)]
+RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=OWN)]
 
 
 @app.command()
@@ -34,12 +57,12 @@ def compare(
     keep: Keeps = None,
     tokens: TokenCounts = None,
     cost: Costs = None,
-    after: Annotated[list[int] | None, option("Number of blocks before a one-shot reducer (0).")] = None,
-    against: Annotated[str, option("Name of the row to compare with.")] = "",
-    device: options.Device = None,
-    batch_size: options.BatchSize = None,
-    workers: options.Workers = None,
-    threads: options.Threads = None,
+    after: After = None,
+    against: Against = "",
+    device: RunDevice = None,
+    batch_size: RunBatchSize = None,
+    workers: RunWorkers = None,
+    threads: RunThreads = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Compare scores and reducers on one run, with paired statistics.
@@ -73,34 +96,44 @@ def compare(
             echo(f"written: {path}")
 
 
-Batches = Annotated[list[int] | None, option("Images per call (1, 8 and 32; on a GPU also 64 and 128).")]
+Reducer = Annotated[list[str] | None, option(METHOD, "A reducer; repeat for more.", default="all")]
 ProgressiveCost = Annotated[
-    float, option("Cost of progressive reducers relative to dense; 0 means that of the paper's operator.")
+    float, option(METHOD, "Cost of progressive reducers relative to dense.", default="that of the paper's operator")
 ]
-Scoring = Annotated[bool, option("Also time one-shot reducers with the pass that makes the scores.")]
-Limit = Annotated[float, option("Seconds of timing per configuration; at least 3 repeats are made.")]
+Scoring = Annotated[
+    bool, option(METHOD, "Also time one-shot reducers with the pass that makes the scores.", default="yes")
+]
+BatchSizes = Annotated[
+    list[int] | None,
+    option(RESOURCES, "Images per call; repeat for more.", default="1, 8 and 32; on a GPU also 64 and 128"),
+]
+Seconds = Annotated[
+    float, option(RESOURCES, "Seconds of timing per configuration; at least 3 repeats are made.", default=60)
+]
 
 
 @app.command()
 def bench(
-    backbone: Annotated[str, option("Hub name or folder of a checkpoint.")] = "",
-    size: Annotated[str, option("Or a ViT of random weights: tiny, small or base (default).")] = "",
-    reducer: Annotated[list[str] | None, option("A reducer; repeat for more. The default is all.")] = None,
-    batch: Batches = None,
-    dtype: Annotated[list[str] | None, option("fp32 or bf16; the default is both.")] = None,
-    mode: Annotated[list[str] | None, option("eager (SDPA) or compile; the default is both.")] = None,
+    backbone: options.Backbone = None,
+    model_size: Annotated[str, option(MODEL, "Or a ViT of random weights: tiny, small or base.", default="base")] = "",
+    reducer: Reducer = None,
     cost: ProgressiveCost = 0.0,
     scoring: Scoring = True,
-    repeats: Annotated[int, option("Repeats of the timing, interleaved (20).")] = 0,
-    limit: Limit = 60.0,
-    threads: Annotated[int, option("Number of CPU threads that torch uses; 0 means its own choice.")] = 0,
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N.")] = "auto",
-    quick: Annotated[bool, option("A smoke test that takes a minute.", "--quick")] = False,
-    out: Annotated[Path, option("File for the records.")] = Path("bench.json"),
+    batch_size: BatchSizes = None,
+    dtype: Annotated[list[str] | None, option(RESOURCES, "fp32 or bf16.", default="both")] = None,
+    mode: Annotated[list[str] | None, option(RESOURCES, "eager (SDPA) or compile.", default="both")] = None,
+    repeats: Annotated[int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20)] = 0,
+    seconds: Seconds = 60.0,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    quick: Annotated[
+        bool, option(RESOURCES, "A smoke test that takes a minute, with small defaults.", "--quick")
+    ] = False,
+    out: Annotated[Path, option(OUTPUT, "File for the records.", default="bench.json")] = Path("bench.json"),
 ) -> None:
     """Measure the speed of the dense path and of every reducer on this machine.
 
-    Examples: `redi bench --quick`, `redi bench --size base --batch 8 --dtype fp32 --mode eager`,
+    Examples: `redi bench --quick`, `redi bench --model-size base --batch-size 8 --dtype fp32 --mode eager`,
     `redi bench --backbone facebook/dinov2-small --reducer tome --reducer prune`.
     """
     from redi.records.outputs import require_file
@@ -108,16 +141,16 @@ def bench(
     from redi.report.bench import print_bench
     from redi.speed.bench import BenchConfig, run_bench
 
-    several = {"reducers": reducer, "batches": batch, "dtypes": dtype, "modes": mode}
+    several = {"reducers": reducer, "batch_sizes": batch_size, "dtypes": dtype, "modes": mode}
     config = BenchConfig(
-        backbone,
-        size,
+        backbone or "",
+        model_size,
         **{name: tuple(values or ()) for name, values in several.items()},  # type: ignore[arg-type]
         scoring=scoring,
         repeats=repeats,
-        limit=limit,
-        threads=threads,
-        device=device,
+        seconds=seconds,
+        threads=threads or 0,
+        device=device or "auto",
         quick=quick,
         cost=cost,
     )
@@ -130,22 +163,25 @@ def bench(
 
 @app.command()
 def diagnose(
-    backbone: Annotated[list[str], option("Hub name, timm:name or folder; repeat for each backbone.")],
-    train: Annotated[str, option("Training images, as for `redi run`.")],
-    val: Annotated[str, option("Validation images, as for `redi run`.")],
-    out: Annotated[str, option("Folder for one run folder per backbone.")],
+    *,
     config: options.ConfigFile = None,
-    classifier: Annotated[str, option("both (the probe, and the native head if there is one) or probe.")] = "both",
+    train: Annotated[str, option(DATA, "Training images, as for `redi run`.")],
+    val: Annotated[str, option(DATA, "Validation images, as for `redi run`.")],
     class_map: options.ClassMap = None,
     size: options.Size = None,
     resize: options.Resize = None,
-    seed: options.Seed = None,
+    backbone: Annotated[list[str], option(MODEL, "Hub name, timm:name or folder; repeat for each backbone.")],
+    classifier: Annotated[
+        str, option(METHOD, "both (the probe, and the native head if there is one) or probe.", default="both")
+    ] = "both",
     words: options.Words = None,
+    seed: options.Seed = None,
     device: options.Device = None,
     batch_size: options.BatchSize = None,
     workers: options.Workers = None,
     threads: options.Threads = None,
     cache: options.Cache = None,
+    out: Annotated[str, option(OUTPUT, "Folder for one run folder per backbone.")],
     dry_run: options.DryRun = False,
 ) -> None:
     """Compare dense, attention alone and the hybrid on several backbones: the paper's diagnostics.

@@ -9,12 +9,10 @@ import typer
 from redi import __version__
 from redi.cli import options
 from redi.cli.app import app, echo, given, interruptible
-from redi.cli.options import option
+from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, option
 from redi.stages import HELP
 
-Images = Annotated[
-    str | None, option("Images: a folder with one folder per class, .tar shards, or hf:owner/name:split.")
-]
+IMAGES = "images: a folder with one folder per class, .tar shards, or hf:owner/name:split."
 
 
 def _version(value: bool) -> None:
@@ -37,27 +35,31 @@ def _run_command(until: str) -> Callable[..., None]:
 
     def command(
         config: options.ConfigFile = None,
-        backbone: Annotated[str | None, option("Hub name or folder of a checkpoint.")] = None,
-        train: Images = None,
-        val: Images = None,
-        out: Annotated[str | None, option("The run folder.")] = None,
-        classifier: Annotated[str | None, option("probe (the paper's), native (the checkpoint's own) or both.")] = None,
+        train: Annotated[str | None, option(DATA, f"Training {IMAGES}")] = None,
+        val: Annotated[str | None, option(DATA, f"Validation {IMAGES}")] = None,
         class_map: options.ClassMap = None,
-        revision: Annotated[str | None, option("Revision of a Hub name.")] = None,
         size: options.Size = None,
         resize: options.Resize = None,
-        seed: options.Seed = None,
+        strict: Annotated[
+            bool | None, option(DATA, "Stop at an image, link or folder that cannot be read.", "--strict")
+        ] = None,
+        backbone: options.Backbone = None,
+        revision: Annotated[str | None, option(MODEL, "Revision of a Hub name.")] = None,
+        classifier: Annotated[
+            str | None, option(METHOD, "probe (the paper's), native (the checkpoint's own) or both.", default="probe")
+        ] = None,
+        features: Annotated[
+            str | None, option(METHOD, "Classifier features: postnorm or prenorm.", default="postnorm")
+        ] = None,
         words: options.Words = None,
-        passes: Annotated[int | None, option("k-means passes (3).")] = None,
-        features: Annotated[str | None, option("Classifier features: postnorm or prenorm.")] = None,
+        passes: Annotated[int | None, option(METHOD, "k-means passes.", default=3)] = None,
+        seed: options.Seed = None,
         device: options.Device = None,
         batch_size: options.BatchSize = None,
         workers: options.Workers = None,
         threads: options.Threads = None,
         cache: options.Cache = None,
-        strict: Annotated[
-            bool | None, option("Stop at an image, link or folder that cannot be read.", "--strict")
-        ] = None,
+        out: Annotated[str | None, option(OUTPUT, "The run folder.")] = None,
         dry_run: options.DryRun = False,
     ) -> None:
         _execute({name: value for name, value in locals().items() if name != "until"}, until)
@@ -116,8 +118,8 @@ for _stage, _help in HELP.items():
 
 @app.command()
 def demo(
-    out: Annotated[str, option("The run folder.")] = "runs/demo",
-    threads: Annotated[int, option("Number of CPU threads that torch uses; 0 means its own choice.")] = 0,
+    threads: options.Threads = None,
+    out: Annotated[str, option(OUTPUT, "The run folder.", default="runs/demo")] = "runs/demo",
 ) -> None:
     """Run the whole protocol on generated images with a small embedded backbone.
 
@@ -125,19 +127,19 @@ def demo(
     """
     from redi.demo.runner import run_demo
 
-    run_demo(Path(out).expanduser(), threads)
+    run_demo(Path(out).expanduser(), threads or 0)
 
 
 @app.command()
 def cost(
-    patches: Annotated[int, option("Patches per image.")] = 196,
-    prefix: Annotated[int, option("CLS, register and distillation tokens.")] = 5,
-    width: Annotated[int, option("Hidden width D of the backbone.")] = 768,
-    keep: Annotated[float, option("Fraction of patches kept.")] = 0.50,
-    merge: Annotated[float, option("Fraction of patches merged into kept ones.")] = 0.25,
-    cells: Annotated[int, option("Summary tokens per grid axis.")] = 2,
-    mlp: Annotated[int, option("Hidden width of the MLP; 0 means 4 D.")] = 0,
-    gated: Annotated[bool, option("Whether the MLP is gated (SwiGLU), with three matrices.")] = False,
+    patches: Annotated[int, option(MODEL, "Patches per image.", default=196)] = 196,
+    prefix: Annotated[int, option(MODEL, "CLS, register and distillation tokens.", default=5)] = 5,
+    width: Annotated[int, option(MODEL, "Hidden width D of the backbone.", default=768)] = 768,
+    mlp: Annotated[int, option(MODEL, "Hidden width of the MLP.", default="4 D")] = 0,
+    gated: Annotated[bool, option(MODEL, "The MLP is gated (SwiGLU): it has three matrices.", "--gated")] = False,
+    keep: Annotated[float, option(METHOD, "Fraction of patches kept.", default=0.5)] = 0.5,
+    merge: Annotated[float, option(METHOD, "Fraction of patches merged into kept ones.", default=0.25)] = 0.25,
+    cells: Annotated[int, option(METHOD, "Summary tokens per grid axis.", default=2)] = 2,
 ) -> None:
     """Print the analytic cost of a token budget: the paper's Table 3 for any backbone.
 

@@ -54,6 +54,27 @@ class Guess:
 
 
 @dataclass(frozen=True)
+class Closeness:
+    """How near an image is to the corpus: the mean cosine of its patches to their visual words.
+
+    An image like the validation images lies below ``limit`` with a probability of 1 %, or of 1 / (images + 1) if
+    there are fewer than 99 of them: the rank of a new image among them is uniform.
+    """
+
+    value: float
+    validation: Float[Tensor, " images"]  # the same of the run's validation images
+
+    @property
+    def limit(self) -> float:
+        rank = max(1, (len(self.validation) + 1) // 100)
+        return float(self.validation.kthvalue(rank).values)
+
+    @property
+    def is_far(self) -> bool:
+        return self.value < self.limit - 1e-4  # not the last digits of the image that is the limit itself
+
+
+@dataclass(frozen=True)
 class Explained:
     """All steps of one image. Without a corpus, ``words``, ``lookups``, ``aligned`` and ``valid`` have no views."""
 
@@ -71,6 +92,7 @@ class Explained:
     scores: dict[str, Float[Tensor, " patches"]]
     fates: dict[str, Fate]
     guesses: dict[str, list[Guess]]  # Top-5 per row; empty without a classifier
+    closeness: Closeness | None = None  # only if the image was inspected with a run
 
 
 def corpus_steps(

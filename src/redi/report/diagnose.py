@@ -1,5 +1,7 @@
-"""The diagnostics across backbones as one table, in the terminal and as diagnose.md."""
+"""The diagnostics across backbones: one narrow table per classifier in the terminal, one table in diagnose.md."""
 
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -25,8 +27,8 @@ COLUMNS = (
     "95 % of gain",
     "p gain",
 )
-#: Columns that a terminal of 80 characters has no room for; diagnose.md has them.
-WIDE = ("Tokens", "Δ attention", "p attention", "95 % of Δ", "95 % of gain")
+#: The columns in the terminal, beside the score; dense stands in the title.
+NARROW = ("Attention", "REDI", "Δ REDI", "p REDI", "Gain", "p gain")
 NOTES = (
     "native: the checkpoint's own head. probe: a linear classifier on its dense features.",
     "Δ: points against dense; gain: REDI against attention alone. p: exact McNemar tests, corrected by Holm's method "
@@ -36,9 +38,11 @@ NOTES = (
 
 
 def publish(folder: Path, diagnosis: Diagnosis, console: Console | None = None) -> Path:
-    """Print the table and write diagnose.md beside the runs."""
+    """Print the tables and write diagnose.md beside the runs."""
+    console = console or Console()
+    for narrow in narrow_sheets(diagnosis):
+        print_sheet(narrow, console)
     sheet = diagnosis_sheet(diagnosis)
-    print_sheet(sheet, console or Console(), hidden=WIDE)
     path = folder / "diagnose.md"
     sources = [f"- {name}: `{source}`" for name, source in diagnosis.backbones.items()]
     artifacts.write_text(path, "\n".join([to_markdown(sheet), *sources, ""]))
@@ -54,6 +58,19 @@ def diagnosis_sheet(diagnosis: Diagnosis) -> Sheet:
     return Sheet(
         "Diagnostics across backbones, Top-1, %", COLUMNS, [_cells(row) for row in diagnosis.rows], [data_note, *NOTES]
     )
+
+
+def narrow_sheets(diagnosis: Diagnosis) -> list[Sheet]:
+    """A table per backbone and classifier that fits 80 characters; the notes are below the last."""
+    places = [COLUMNS.index(name) for name in NARROW]
+    sheets = []
+    for (backbone, classifier), group in groupby(diagnosis.rows, lambda row: (row.backbone, row.classifier)):
+        rows = list(group)
+        cells = [[Score.parse(row.score).title, *(_cells(row)[k] for k in places)] for row in rows]
+        title = f"{backbone}, {classifier}: Top-1, dense {rows[0].dense:.2f} %"
+        sheets.append(Sheet(title, ("Score", *NARROW), cells, []))
+    notes = diagnosis_sheet(diagnosis).notes
+    return [*sheets[:-1], replace(sheets[-1], notes=notes)]
 
 
 def _cells(row: DiagnosisRow) -> list[str]:

@@ -24,12 +24,25 @@ def write_picture(image: Explained, score: str, path: Path) -> Path:
 
 def print_inspection(image: Explained, score: str, console: Console | None = None) -> None:
     console = console or Console()
+    if image.closeness is not None and image.closeness.is_far:
+        console.print(escape(f"warning: {far_note(image)}"), style="bold", end="\n\n")
     if image.looked_up:
         whose = WHOSE[image.label_source]
         console.print(escape(f"{image.name}: TF-IDF of {image.looked_up!r}, {whose}."), end="\n\n")
     print_sheet(score_sheet(image), console)
     if image.guesses:
         print_sheet(answer_sheet(image, score if image.looked_up else next(iter(image.scores))), console)
+
+
+def far_note(image: Explained) -> str:
+    """One sentence about an image that is unlike the images of its run."""
+    assert image.closeness is not None
+    value, limit, images = image.closeness.value, image.closeness.limit, len(image.closeness.validation)
+    return (
+        f"{image.name} is unlike the images of this run, so its scores and classes may mean nothing: the mean cosine "
+        f"of its patches to their visual words is {value:.3f}, but {limit:.3f} or more for at least 99 % of the "
+        f"{images} validation images."
+    )
 
 
 def score_sheet(image: Explained) -> Sheet:

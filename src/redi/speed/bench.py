@@ -36,14 +36,14 @@ class BenchConfig:
     """What to measure. Empty or 0 means the default; ``quick`` makes the defaults small."""
 
     backbone: str = ""  # Hub name or folder; empty means random weights of a size
-    size: str = ""  # tiny, small or base
+    model_size: str = ""  # tiny, small or base
     reducers: tuple[str, ...] = ()  # names in REDUCERS; dense is always there
-    batches: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()  # fp32, bf16
     modes: tuple[str, ...] = ()  # eager, compile
     scoring: bool = True  # whether one-shot rows are also timed with the pass that scores
     repeats: int = 0
-    limit: float = 60.0  # seconds of timing per configuration; long calls are repeated less often
+    seconds: float = 60.0  # of timing per configuration; long calls are repeated less often
     threads: int = 0  # CPU threads of torch
     device: str = "auto"
     quick: bool = False  # a smoke test
@@ -52,30 +52,30 @@ class BenchConfig:
 
     def resolved(self, device: torch.device) -> "BenchConfig":
         """The same configuration with all defaults filled in. An impossible choice raises :class:`ConfigError`."""
-        if self.backbone and self.size:
-            raise ConfigError("Give a backbone or a size, not both.")
+        if self.backbone and self.model_size:
+            raise ConfigError("Give --backbone or --model-size, not both.")
         few_reducers = (OPERATOR, PRUNE, *PROGRESSIVE)
         batches = (*BATCHES, *MORE_BATCHES) if device.type == "cuda" else BATCHES
         size = "tiny" if self.quick else "base"
         plan = replace(
             self,
-            size=self.size or ("" if self.backbone else size),
+            model_size=self.model_size or ("" if self.backbone else size),
             reducers=_once_each(self.reducers) or (few_reducers if self.quick else tuple(REDUCERS)),
-            batches=_once_each(self.batches) or ((1,) if self.quick else batches),
+            batch_sizes=_once_each(self.batch_sizes) or ((1,) if self.quick else batches),
             dtypes=_once_each(self.dtypes) or (("fp32",) if self.quick else tuple(DTYPES)),
             modes=_once_each(self.modes) or (("eager",) if self.quick else MODES),
             repeats=self.repeats or (FEWEST_REPEATS if self.quick else REPEATS),
         )
-        if plan.size:
-            _require_known("size", (plan.size,), SIZES)
+        if plan.model_size:
+            _require_known("model size", (plan.model_size,), SIZES)
         _require_known("reducer", plan.reducers, REDUCERS)
         _require_known("dtype", plan.dtypes, DTYPES)
         _require_known("mode", plan.modes, MODES)
         if not 0 <= plan.cost < 1:
             raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {plan.cost:g}.")
         require_threads(plan.threads)
-        if min(plan.batches) < 1 or plan.repeats < 1 or not 0 < plan.limit < inf:
-            raise ConfigError("Batches and repeats must be at least 1, and the time limit more than 0 seconds.")
+        if min(plan.batch_sizes) < 1 or plan.repeats < 1 or not 0 < plan.seconds < inf:
+            raise ConfigError("Batch size and repeats must be at least 1, and the seconds of timing more than 0.")
         return plan
 
 
@@ -105,7 +105,7 @@ def run_bench(
     device = choose_device(config.device)
     plan = config.resolved(device)
     unable = obstacle or (obstacle_here if backend == "inductor" else _precision_obstacle)
-    model = backbone or (load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.size))
+    model = backbone or (load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.model_size))
     with threads(plan.threads):
         result = BenchResult([], _environment(plan, model, device), [])
         for dtype in plan.dtypes:
@@ -113,7 +113,7 @@ def run_bench(
             possible = not all(reasons.values())
             copy = deepcopy(model).to(device, DTYPES[dtype]) if possible else model
             paths = timed_paths(copy, plan.reducers, plan.scoring, plan.budget, plan.cost)
-            for batch, mode in product(plan.batches, plan.modes):
+            for batch, mode in product(plan.batch_sizes, plan.modes):
                 group = Group(batch, dtype, mode)
                 say(str(group))
                 if reason := reasons[mode]:
@@ -125,7 +125,7 @@ def run_bench(
                     *_inputs(model, batch, device),
                     group,
                     repeats=plan.repeats,
-                    limit=plan.limit,
+                    limit=plan.seconds,
                     backend=backend,
                     clock=clock,
                 )
@@ -188,7 +188,7 @@ def _environment(plan: BenchConfig, backbone: Backbone, device: torch.device) ->
         **asdict(environment(device)),
         "processor": torch.cuda.get_device_name(device) if gpu else processor.get("cpu_name", ""),
         "bf16_instructions": gpu or native,
-        "backbone": plan.backbone or f"ViT {plan.size}, random weights",
+        "backbone": plan.backbone or f"ViT {plan.model_size}, random weights",
         "width": backbone.width,
         "depth": backbone.depth,
         "prefix": backbone.prefix,

@@ -1,7 +1,7 @@
 """One image through every stage, computed live: with the corpus of a run, or with attention alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from redi.backbone import AttentionScores, Backbone, Classifier, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.backbone.classifier import NATIVE
 from redi.budget import Budget
-from redi.centroids import dot_products
+from redi.centroids import nearest_words
 from redi.corpus import corpus_map, tfidf_term
 from redi.errors import ArtifactError, BackboneError, ConfigError, printable
 from redi.evaluate import top5
@@ -21,12 +21,13 @@ from redi.images import load_image, open_images
 from redi.images.classes import class_titles, head_classes
 from redi.probe import LinearProbe
 from redi.records import artifacts
-from redi.records.explained import Explained, Fate, Guess, corpus_steps
+from redi.records.explained import Closeness, Explained, Fate, Guess, corpus_steps
 from redi.reduction import keep_merge_compress
 from redi.rows import DENSE, Score
 from redi.runs.config import RunConfig, saved_config
 from redi.runs.distributed import choose_device
 from redi.score import hybrid
+from redi.stages.score import WORDS
 from redi.views import View
 
 
@@ -55,12 +56,16 @@ class _Forward:
         hidden = backbone.encode(tokens, watch=attention.watches)
         return hidden, attention.maps()
 
-    def words(self, hidden: Tensor, centroids: Tensor) -> Tensor:
-        """The words of all views. ``hidden`` holds the final tokens of the first view, from :meth:`dense`."""
+    def words(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, float]:
+        """The words of all views, and the mean cosine of the first view's patches to theirs.
+
+        ``hidden`` holds the final tokens of the first view, from :meth:`dense`.
+        """
         backbone = self.backbone
         others = backbone.encode(backbone.embed(self.pixels(slice(1, None))))
         patches = torch.cat([hidden, others])[:, backbone.prefix :]
-        return dot_products(patches, centroids.to(backbone.device)).argmax(dim=-1)
+        cosine, words = nearest_words(patches, centroids.to(backbone.device))
+        return words.cpu(), cosine[0].mean().item()
 
     def reduced(self, scores: Mapping[str, Tensor], budget: Budget) -> tuple[dict[str, Fate], dict[str, Tensor]]:
         """Return (where the patches go, final tokens), by score. All scores run in one batch."""
@@ -112,6 +117,9 @@ def inspect_in_run(
     config = saved_config(folder)
     vocabulary, manifest = artifacts.load_named(folder, "vocabulary")
     stored, tfidf_manifest = artifacts.load_named(folder, "tfidf")
+    validation = artifacts.load_named(folder, WORDS)[0].get("closeness")
+    if validation is None:
+        raise ArtifactError(f"{folder} was made by an earlier redi: use `redi run` to bring it up to date.")
     backbone = _run_backbone(config, folder, manifest["key"]["backbone"]).to(choose_device(device))
     folders: list[str] = tfidf_manifest["key"]["classes"]
     columns: list[int] = []
@@ -126,12 +134,12 @@ def inspect_in_run(
     hidden, scores = forward.dense()
     logits = reader.classifier.of_data(reader.classifier.logits(hidden))[0]
     label = int(logits.argmax()) if named_label is None else named_label
-    words = forward.words(hidden, vocabulary["centroids"]).cpu()
+    words, closeness = forward.words(hidden, vocabulary["centroids"])
     weights = stored["table"][label]
     views = tuple(forward.views)
     tfidf = corpus_map(tfidf_term(stored), weights[None], words[None], [views]).to(hidden.device)
     products = {Score("tfidf", name).name: hybrid(tfidf, scores[name]) for name in ATTENTION_SCORES}
-    return _explained(
+    explained = _explained(
         image.name,
         (titles[label], "given" if class_name else "predicted"),
         forward,
@@ -141,6 +149,7 @@ def inspect_in_run(
         config.budget,
         reader,
     )
+    return replace(explained, closeness=Closeness(closeness, validation))
 
 
 def _explained(

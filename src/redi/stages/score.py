@@ -14,7 +14,7 @@ from torch import Tensor
 from redi.attention import ATTENTION_SCORES
 from redi.backbone import AttentionScores
 from redi.backbone.classifier import final_feature
-from redi.centroids import dot_products
+from redi.centroids import nearest_words
 from redi.corpus import corpus_map, tfidf_term
 from redi.images.loader import Batch
 from redi.records import artifacts
@@ -25,7 +25,7 @@ from redi.score import hybrid, minmax
 from redi.scorers import random_scores
 from redi.stages.stage import Stage
 
-#: Artefacts of the validation images besides their scores: visual words with views, and the dense pass.
+#: Artefacts of the validation images besides their scores: visual words with views and closeness, the dense pass.
 WORDS, DENSE_PASS = "validation/words", "validation/dense"
 #: The paper's scores that can be multiplied with a corpus term.
 FACTORS = tuple(score.name for score in PAPER_SCORES if not score.term)
@@ -46,6 +46,7 @@ def score_key(run: Run) -> dict[str, Any]:
         features=run.config.probe.features,
         seed=run.config.seed,
         factors=list(FACTORS),
+        closeness="mean cosine of the reference view",
     )
 
 
@@ -74,9 +75,10 @@ def make_scores(run: Run) -> None:
         for view in range(pixels.shape[1]):
             tokens = backbone.embed(backbone.preprocessing.normalise(pixels[:, view]))
             hidden = backbone.encode(tokens, watch=attention.watches if view == 0 else ())
-            words.append(_words(hidden[:, backbone.prefix :], centroids))
+            cosine, nearest = nearest_words(hidden[:, backbone.prefix :], centroids)
+            words.append(nearest)
             if view == 0:
-                final, maps = hidden, attention.maps()
+                final, maps, closeness = hidden, attention.maps(), cosine.mean(dim=1)
         weights = term.table[batch.labels.to(run.device)]
         maps["tfidf"] = tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
         noise = random_scores(run.config.seed, batch.indices, tfidf.shape[1])
@@ -88,7 +90,8 @@ def make_scores(run: Run) -> None:
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
-            "figure_words": _words(final[:, backbone.prefix :], figure_words).to(torch.int16),
+            "figure_words": nearest_words(final[:, backbone.prefix :], figure_words)[1].to(torch.int16),
+            "closeness": closeness,
             "boxes": torch.tensor([[view.box for view in views] for views in batch.views]),
             "flips": torch.tensor([[view.flip for view in views] for views in batch.views]),
             "features": final_feature(backbone, final, run.config.probe.prenorm),
@@ -101,10 +104,6 @@ def make_scores(run: Run) -> None:
     run.finish(work, key, lambda outcome: _save(run, key, outcome))
 
 
-def _words(patches: Tensor, centroids: Tensor) -> Tensor:
-    return dot_products(patches, centroids).argmax(dim=-1)
-
-
 def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
     rows = outcome.rows
     common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
@@ -113,7 +112,7 @@ def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
         run.save(f"scores/{name}", tensors, key)
     for name in FACTORS:
         run.save(factor_name(name), {"map": rows[f"factor/{name}"]}, key)
-    views = {field: rows[field] for field in ("words", "figure_words", "boxes", "flips")}
+    views = {field: rows[field] for field in ("words", "figure_words", "closeness", "boxes", "flips")}
     run.save(WORDS, {**common, **views}, key)
     dense = {name: tensor for name, tensor in rows.items() if name in ("features", "native_logits")}
     run.save(DENSE_PASS, {**common, **dense}, key, skipped=outcome.skipped)

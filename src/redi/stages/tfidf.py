@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi.centroids import dot_products
+from redi.centroids import dot_products, nearest_words
 from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.runs.folder import Run
@@ -41,9 +41,8 @@ def build_table(run: Run) -> None:
     def step(batch: Batch, sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         _, patches = patch_features(run, batch)
         features = patches[block_of(run, MAIN)]
-        similarity, words = dot_products(features, centroids).max(dim=-1)
+        cosine, words = nearest_words(features, centroids)
         sums["corpus"].update(words, batch.labels)
-        cosine = similarity / torch.linalg.vector_norm(features, dim=-1).clamp(min=1e-12)
         sums["typical"].update(torch.tensor(batch.indices), words, cosine)
         for book, words_of_block in books.items():
             assigned = dot_products(patches[block_of(run, book)], words_of_block).argmax(dim=-1)

@@ -1,0 +1,134 @@
+"""The manners of the options: help, panels, defaults that are true, one name for one thing, completion."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from redi.cli import app
+from redi.comparison.grid import Request
+from redi.records.setting import Setting
+from redi.records.tuning import COSTS, TuneConfig
+from redi.runs.config import RunConfig
+from redi.speed.bench import BATCHES, MORE_BATCHES, REPEATS, BenchConfig
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OPTIONS = [
+    (name, option) for name, command in COMMANDS.items() for option in command.params if option.opts[0][0] == "-"
+]
+PANELS = ["Data", "Model", "Method", "Resources", "Output"]
+#: Options of the command as a whole.
+GENERAL = {"--config", "--dry-run"}
+
+
+def stated(command: str, name: str) -> str:
+    """The default that the help of an option states; empty if it states none."""
+    (help_text,) = (option.help for owner, option in OPTIONS if owner == command and name in option.opts)
+    match = re.search(r"Default: (.*)\.$", help_text)
+    return match[1] if match else ""
+
+
+def test_options_are_grouped_in_the_same_order_everywhere() -> None:
+    for name, command in COMMANDS.items():
+        options = [option for owner, option in OPTIONS if owner == name]
+        assert {option.opts[0] for option in options if option.rich_help_panel is None} <= GENERAL
+        panels = list(dict.fromkeys(option.rich_help_panel for option in options if option.rich_help_panel))
+        assert panels == [panel for panel in PANELS if panel in panels], command
+
+
+def test_a_default_is_stated_in_the_text_and_only_there() -> None:
+    for command, option in OPTIONS:
+        assert option.show_default is False
+        if not option.required and option.default not in (None, False, "", 0):
+            assert stated(command, option.opts[0]), (command, option.opts)
+
+
+def test_stated_defaults_are_true() -> None:
+    run, tuned, bench, grid = RunConfig(), TuneConfig("", ""), BenchConfig(), Request()
+    settings = asdict(run) | asdict(run.vocabulary) | asdict(run.probe) | asdict(run.runtime)
+    expected: dict[str, dict[str, object]] = {
+        "run": {
+            "--words": settings["n_words"],
+            "--passes": settings["n_passes"],
+            **{
+                f"--{name}": settings[name] for name in ("classifier", "features", "seed", "device", "workers", "cache")
+            },
+            "--batch-size": run.runtime.batch_size,
+        },
+        "tune": {
+            **{f"--{name}": getattr(tuned, name) for name in ("calibration", "check", "repeats", "workers")},
+            "--max-drop": tuned.max_drop,
+            "--batch-size": tuned.batch,
+            "--cost": f"{min(COSTS)} to {max(COSTS)}",
+        },
+        "export": {"--cost": f"the setting's, else {Setting().cost}"},
+        "bench": {
+            "--repeats": REPEATS,
+            "--seconds": f"{bench.seconds:g}",
+            "--batch-size": "{}, {} and {}; on a GPU also {} and {}".format(*BATCHES, *MORE_BATCHES),
+        },
+        "compare": {"--labels": grid.labels[0], "--reducer": grid.reducers[0], "--after": grid.after[0]},
+    }
+    for command, defaults in expected.items():
+        assert {name: stated(command, name) for name in defaults} == {k: str(v) for k, v in defaults.items()}
+    for command, option in OPTIONS:
+        if option.default not in (None, "", 0, False, True):
+            assert type(option.default)(stated(command, option.opts[0])) == option.default, (command, option.name)
+
+
+def test_one_name_means_one_thing_in_every_command() -> None:
+    kinds: dict[str, set[Any]] = {}
+    for _, option in OPTIONS:
+        kind = option.type_descriptor.annotation
+        kind = next(iter(get_args(kind)), kind)  # the type of each value, if there may be several
+        kinds.setdefault(option.opts[0], set()).add(str if kind is Path else kind)
+    assert {name: types for name, types in kinds.items() if len(types) > 1} == {}
+    assert kinds["--size"] == {int}
+    assert not {"--batch", "--score", "--model"} & set(kinds)
+
+
+@pytest.mark.parametrize("arguments", [[], ["tune"]])
+def test_h_is_help(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "-h"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_bash_completes_commands_and_options() -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_REDI_COMPLETE": "complete_bash"}
+        code = "import sys; sys.argv = ['redi']; from redi.__main__ import main; main()"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env={**os.environ, **words}, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout.split()
+
+    assert completed("redi co") == ["cost", "compare"]
+    assert completed("redi bench --mo") == ["--model-size", "--mode"]
+
+
+def test_report_opens_the_page_or_says_that_there_is_no_browser(
+    seen_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(seen_run, run)
+    opened: list[str] = []
+
+    def browse(address: str) -> bool:
+        opened.append(address)
+        return len(opened) == 1
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    results = [CliRunner().invoke(app, ["report", str(run), "--open"]) for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert opened == [(run / "report" / "index.html").as_uri()] * 2
+    assert ["No browser was found here" in result.output for result in results] == [False, True]
