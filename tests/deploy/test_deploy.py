@@ -21,7 +21,10 @@ from redi.backbone import Tokens, load_backbone
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.errors import BackboneError, ConfigError, InvalidInput
 from redi.grid import Grid
+from redi.images.preprocessing import Preprocessing
 from redi.reduction import Inside, Reduction
+from timm_families import TIMM_CHECKPOINTS
+from timm_import import timm
 
 COST = 0.7
 TRANSFORMERS = [name for name in CHECKPOINTS if not name.startswith("timm_")]
@@ -119,6 +122,33 @@ def test_the_given_model_is_left_alone(name: str) -> None:
     assert_equal_outputs(given.eval()(pixels), before, exact=0)
 
 
+@pytest.mark.parametrize("name", TIMM_CHECKPOINTS)
+def test_a_live_model_of_timm_is_taken_as_it_is_and_left_alone(name: str) -> None:
+    given, pixels = make_model(name), images()
+    output = accelerate(given, cost=1.0)(pixels)
+    _, expected = library_outputs(name, pixels)
+    assert_equal_outputs(output, expected)
+    given.train()
+    weights = {key: value.clone() for key, value in given.state_dict().items()}
+    model = accelerate(given, cost=COST)
+    assert {parameter.data_ptr() for parameter in model.parameters()} == {p.data_ptr() for p in given.parameters()}
+    assert model.grid == (6, 6)
+    model.to(torch.bfloat16)(pixels)
+    assert all(module.training for module in given.modules())
+    assert all(parameter.requires_grad for parameter in given.parameters())
+    assert all(torch.equal(value, weights[key]) for key, value in given.state_dict().items())
+
+
+def test_the_input_of_a_live_model_of_timm_is_that_of_its_pretrained_cfg() -> None:
+    fixed: dict[str, Any] = {"embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
+    model = timm().create_model("vit_tiny_patch16_224.augreg_in21k", **fixed)
+    faster = accelerate(model, cost=COST)
+    assert faster.backbone.preprocessing == Preprocessing(256, 224, (0.5,) * 3, (0.5,) * 3)
+    assert faster(torch.randn(1, 3, 224, 224)).logits.shape == (1, 5)
+    with pytest.raises(InvalidInput, match=r"takes images of 224x224 px only, not 64x32: create it with dynamic_img"):
+        faster(torch.randn(1, 3, 32, 64))
+
+
 @families
 def test_every_patch_has_the_token_it_went_into(name: str, models: dict[str, Any]) -> None:
     model = accelerate(models[name], cost=COST)
@@ -212,29 +242,6 @@ def test_an_image_does_not_see_the_others_of_its_batch(name: str, models: dict[s
         for key, value in model(pixels[:batch]).items():
             expected = torch.cat([output[key] for output in alone[:batch]])
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
-
-
-@of_transformers
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_is_saved_comes_back(name: str, dtype: torch.dtype, models: dict[str, Any], tmp_path: Path) -> None:
-    setting = Setting(cost=0.72, shares=(0.25, 0.5, 0.25), protection=0.1)
-    model = accelerate(models[name], setting=setting).to(dtype)
-    model.save_pretrained(tmp_path)
-    again = Accelerated.from_pretrained(tmp_path)
-    assert (again.setting, again.dtype) == (setting, dtype)
-    pixels = images()
-    assert_equal_outputs(again(pixels), model(pixels), exact=0)
-    # The folder is an ordinary checkpoint: transformers and we read the dense model from it.
-    assert "redi" not in (tmp_path / "config.json").read_text()
-    kind: Any = type(model.backbone.model)
-    options = {"add_pooling_layer": False} if name == "mae" else {}
-    plain = kind.from_pretrained(tmp_path, **options)
-    assert plain.dtype == dtype
-    if name != "mae":
-        expected = models[name].state_dict()
-        assert all(torch.equal(v, expected[k].to(dtype)) for k, v in plain.state_dict().items())
-    dense = accelerate(str(tmp_path), cost=1.0)(pixels)
-    assert_equal_outputs(dense, plain.float()(pixels))
 
 
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
@@ -360,15 +367,16 @@ def test_labels_of_a_timm_head_give_a_loss_or_one_line(models: dict[str, Any]) -
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_other_models_are_refused(models: dict[str, Any], tmp_path: Path) -> None:
+def test_other_models_are_refused() -> None:
     size: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     with pytest.raises(BackboneError, match=r"^BeitModel cannot be accelerated; supported are .*$"):
         accelerate(BeitModel(BeitConfig(**size, intermediate_size=8)))
     anything: Any = nn.Linear(2, 2)
     with pytest.raises(BackboneError, match="not a Linear"):
         accelerate(anything)
-    with pytest.raises(BackboneError, match="Checkpoints of timm are not written"):
-        accelerate(models["timm_deit3"]).save_pretrained(tmp_path)
+    resnet = timm().create_model("resnet18")
+    with pytest.raises(BackboneError, match=r"^resnet18 is a ResNet; supported are timm's VisionTransformer and .*$"):
+        accelerate(resnet)
 
 
 @pytest.mark.parametrize(

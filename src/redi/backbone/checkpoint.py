@@ -6,6 +6,7 @@ later steps do not need the network. Nothing is unpickled and no code from a che
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from safetensors import safe_open
 from redi.backbone.timm_loading import PREFIX, hub_name
 from redi.errors import BackboneError, one_line
 
-_FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
+#: Files of a checkpoint, as patterns.
+FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
 def checkpoint_digest(folder: Path) -> str:
     """Digest of the configuration and the weights; results record it."""
     digest = hashlib.sha256()
     try:
-        for file in sorted(file for pattern in _FILES for file in folder.glob(pattern)):
+        for file in sorted(file for pattern in FILES for file in folder.glob(pattern)):
             _require_file(file)
             digest.update(file.name.encode())
             with file.open("rb") as content:
@@ -39,8 +41,13 @@ def _require_file(file: Path) -> None:
         raise BackboneError(f"{file} is not a file." if file.exists() else f"There is no {file.name} in {file.parent}.")
 
 
-def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a checkpoint; a Hub name is downloaded into the cache first."""
+def checkpoint_folder(
+    name_or_path: str | Path, revision: str | None = None, files: Sequence[str] = FILES, **options: Any
+) -> Path:
+    """The local folder of a checkpoint; of a Hub name, ``files`` are downloaded into the cache first.
+
+    ``options`` are those of huggingface_hub's ``snapshot_download``.
+    """
     name = str(name_or_path).removeprefix(PREFIX)
     is_timm = name != str(name_or_path)
     if not name:
@@ -61,7 +68,7 @@ def checkpoint_folder(name_or_path: str | Path, revision: str | None = None) -> 
     if is_timm:
         name = hub_name(name)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files), **options))
     except GatedRepoError:
         raise BackboneError(
             f"{name} is gated: accept its licence on the Hub and log in with `hf auth login`, or pass a local folder."

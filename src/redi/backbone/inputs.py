@@ -18,7 +18,7 @@ from redi.images.preprocessing import (
 Three = tuple[float, float, float]
 
 
-def checkpoint_input(file: Path, patch_size: int, mean: Any, std: Any, interpolation: str = "") -> Preprocessing:
+def checkpoint_input(file: Path | str, patch_size: int, mean: Any, std: Any, interpolation: str = "") -> Preprocessing:
     """The preprocessing with the ``mean`` and ``std`` that ``file`` gives; None means ImageNet's.
 
     The filter is bicubic, the default, if the checkpoint names none or one that is not in ``FILTERS``. timm names
@@ -33,7 +33,18 @@ def checkpoint_input(file: Path, patch_size: int, mean: Any, std: Any, interpola
     return Preprocessing(shorter_side(size), size, centre, spread, resample)
 
 
-def _three(file: Path, values: Any) -> Three:
+def processor_input(file: Path | str, settings: dict[str, Any], patch_size: int) -> Preprocessing:
+    """The preprocessing with the constants of transformers' image processor; ``settings`` is the content of ``file``.
+
+    The geometry is our own: DINOv3's stock processor squashes images without a crop.
+    """
+    mean, std = settings.get("image_mean"), settings.get("image_std")
+    if not settings.get("do_normalize", True):
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return checkpoint_input(file, patch_size, mean, std)
+
+
+def _three(file: Path | str, values: Any) -> Three:
     try:
         red, green, blue = (float(value) for value in values)
     except (TypeError, ValueError):

@@ -15,12 +15,14 @@ from transformers.utils import logging
 from redi.backbone.checkpoint import checkpoint_folder, read_json, weight_shapes
 from redi.backbone.families import FAMILIES, Head, TransformersFamily, square_patch
 from redi.backbone.hook import register_attention
-from redi.backbone.inputs import checkpoint_input
+from redi.backbone.inputs import processor_input
 from redi.backbone.model import Backbone
 from redi.backbone.sizes import require_sizes
 from redi.backbone.timm_loading import PREFIX, load_timm
 from redi.errors import BackboneError, one_line
-from redi.images.preprocessing import Preprocessing
+
+#: How the model types that :mod:`redi.deploy` writes begin.
+ACCELERATED = "redi_accelerated"
 
 
 def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Backbone:
@@ -40,6 +42,11 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         raise BackboneError(
             f"{folder / 'config.json'} names no timm architecture: to load a folder in transformers' format, leave "
             f"out the prefix {PREFIX!r}."
+        )
+    if str(kind).startswith(ACCELERATED):
+        raise BackboneError(
+            f"{name_or_path} holds an accelerated model: load it with redi.Accelerated.from_pretrained(), or pass its "
+            "folder dense, which holds the original."
         )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise BackboneError(
@@ -69,7 +76,9 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
             f"{name_or_path} lacks {len(unusable)} weights of a {kind} model or has them in another size, e.g. "
             f"{unusable[0]}: the checkpoint is incomplete or does not fit its config.json."
         )
-    return Backbone(model, family, head, _preprocessing(folder, patch_size))
+    processor = folder / "preprocessor_config.json"
+    content = read_json(processor) if processor.exists() else {}
+    return Backbone(model, family, head, processor_input(processor, content, patch_size))
 
 
 def _load_transformers(
@@ -101,18 +110,6 @@ def plain_vit_config(mae: Any) -> ViTConfig:
     shared = set(ViTConfig().to_dict()) & set(mae.to_dict())
     fields = {key: getattr(mae, key) for key in shared - {"model_type", "architectures"}}
     return ViTConfig(**fields)
-
-
-def _preprocessing(folder: Path, patch_size: int) -> Preprocessing:
-    """The checkpoint's constants with our own geometry: DINOv3's stock processor squashes images without a crop."""
-    mean = std = None
-    file = folder / "preprocessor_config.json"
-    if file.exists():
-        settings = read_json(file)
-        mean, std = settings.get("image_mean"), settings.get("image_std")
-        if not settings.get("do_normalize", True):
-            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return checkpoint_input(file, patch_size, mean, std)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checkpoints in timm's format: ``config.json`` with an ``architecture``, and ``model.safetensors``.
+"""Checkpoints in timm's format (``config.json`` with an ``architecture``, and ``model.safetensors``), and live models.
 
 timm builds the model and matches the weights by its own rules for older names. Only numbers and names of the
 architecture are read from a checkpoint's configuration. timm is optional, so it is imported only when needed.
@@ -6,7 +6,7 @@ architecture are read from a checkpoint's configuration. timm is optional, so it
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from redi.backbone.model import Backbone
 from redi.backbone.sizes import require_sizes
 from redi.backbone.timm_model import TIMM, TimmConfig, TimmModel, timm_head
 from redi.errors import BackboneError
+from redi.images.preprocessing import Preprocessing, shorter_side
 
 #: The prefix of a timm name, or of a folder in timm's format.
 PREFIX = "timm:"
@@ -85,6 +86,37 @@ def load_timm(
         reason = " ".join(str(error).split())
         raise BackboneError(f"{name} cannot be loaded ({type(error).__name__}): {reason[:200]}") from error
     _require_plain(vit, name)
+    preprocessing = _preprocessing(folder / "config.json", vit, options)
+    return _backbone(vit.float(), architecture, preprocessing, options, settings)
+
+
+def is_timm(model: nn.Module) -> bool:
+    """Whether the class of a live model is timm's; timm itself is not imported."""
+    return any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+
+
+def live_timm(vit: Any) -> Backbone:
+    """The backbone around a live model, with the input that its ``pretrained_cfg`` describes and its own image size."""
+    options = dict(getattr(vit, "pretrained_cfg", None) or {})
+    name = str(options.get("architecture") or type(vit).__name__)
+    _require_plain(vit, name)
+    height, width = vit.patch_embed.img_size
+    if height != width:
+        raise BackboneError(f"{name} takes images of {width}x{height}; supported are square ones.")
+    preprocessing = _preprocessing(f"The pretrained_cfg of {name}", vit, options)
+    preprocessing = replace(preprocessing, shorter=shorter_side(height), size=height)
+    return _backbone(vit, name, preprocessing, options, {})
+
+
+def _preprocessing(source: str | Path, vit: Any, options: dict[str, Any]) -> Preprocessing:
+    mean, std, interpolation = (options.get(name) for name in ("mean", "std", "interpolation"))
+    return checkpoint_input(source, square(vit.patch_embed.patch_size), mean, std, str(interpolation))
+
+
+def _backbone(
+    vit: Any, architecture: str, preprocessing: Preprocessing, options: dict[str, Any], settings: dict[str, Any]
+) -> Backbone:
+    """Wrap a plain model. ``options`` is its pretrained_cfg, ``settings`` the config.json that it was loaded with."""
     projects = any(part in architecture for part in PROJECTING)
     has_head = isinstance(vit.head, nn.Linear) and bool(vit.global_pool) and not projects
     names = class_names(settings, options, vit.num_classes) if has_head else []
@@ -94,16 +126,9 @@ def load_timm(
         patch_size=square(vit.patch_embed.patch_size),
         prefix=vit.num_prefix_tokens,
         id2label=dict(enumerate(names)),
+        settings=settings,
     )
-    preprocessing = checkpoint_input(
-        folder / "config.json",
-        config.patch_size,
-        options.get("mean"),
-        options.get("std"),
-        str(options.get("interpolation")),
-    )
-    model = TimmModel(vit.float(), config)
-    return Backbone(model, TIMM, timm_head(vit) if has_head else None, preprocessing)
+    return Backbone(TimmModel(vit, config), TIMM, timm_head(vit) if has_head else None, preprocessing)
 
 
 def import_timm() -> Any:

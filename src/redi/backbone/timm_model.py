@@ -36,6 +36,7 @@ class TimmConfig:
     prefix: int  # CLS, distillation and register tokens
     id2label: dict[int, str] = field(default_factory=dict)  # empty without a head
     problem_type: str | None = None  # read by transformers' pipelines, like num_labels
+    settings: dict[str, Any] = field(default_factory=dict)  # config.json of the checkpoint; empty for a live model
 
     @property
     def num_labels(self) -> int:
@@ -166,6 +167,12 @@ def _embed(model: TimmModel, pixels: Tensor) -> tuple[Tensor, Rope | None]:
     ``Eva`` also returns rotary positions, ``[patches, 2 * head_dim]``, sin before cos.
     """
     vit = model.vit
+    if not vit.dynamic_img_size and tuple(pixels.shape[2:]) != tuple(vit.patch_embed.img_size):
+        height, width = vit.patch_embed.img_size
+        raise InvalidInput(
+            f"This model of timm takes images of {width}x{height} px only, not {pixels.shape[3]}x{pixels.shape[2]}: "
+            "create it with dynamic_img_size=True."
+        )
     embedded = vit._pos_embed(vit.patch_embed(pixels))
     hidden, rotary = embedded if isinstance(embedded, tuple) else (embedded, None)
     hidden = vit.norm_pre(hidden)

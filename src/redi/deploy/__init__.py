@@ -1,10 +1,22 @@
 """Acceleration of a frozen ViT without labels or a dense pass, with the same call and the same kind of outputs.
 
 ``accelerate`` wraps a model, a ``Setting`` says how much it may cost, ``tune`` finds a setting for a backbone and a
-tolerance, and ``export`` writes ONNX.
+tolerance, and ``export`` writes ONNX. Importing this package teaches transformers' Auto classes and pipelines to load
+saved accelerated models.
 """
 
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
 from redi.deploy.model import Accelerated, ReducedOutput, accelerate
+from redi.deploy.processor import AcceleratedImageProcessor
+from redi.deploy.saved import CONFIGS, AcceleratedConfig, AcceleratedEncoderConfig
 from redi.records.setting import Setting
+
+_PROCESSORS: dict[str, type] = {"pil": AcceleratedImageProcessor, "torchvision": AcceleratedImageProcessor}
+for _config in CONFIGS.values():
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoImageProcessor.register(_config, image_processor_classes=_PROCESSORS, exist_ok=True)
+AutoModelForImageClassification.register(AcceleratedConfig, Accelerated, exist_ok=True)
+AutoModel.register(AcceleratedEncoderConfig, Accelerated, exist_ok=True)
 
 __all__ = ["Accelerated", "ReducedOutput", "Setting", "accelerate"]

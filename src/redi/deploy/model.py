@@ -1,19 +1,17 @@
 """``accelerate``: a module that is called like the model it was made from and costs less."""
 
-import json
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForImageClassification,
     DeiTForImageClassificationWithTeacher,
-    PreTrainedConfig,
     PreTrainedModel,
     ViTMAEForPreTraining,
     ViTMAEModel,
@@ -24,22 +22,24 @@ from transformers.models.deit.modeling_deit import DeiTForImageClassificationWit
 from transformers.utils.generic import ModelOutput
 
 from redi.backbone import Backbone
-from redi.backbone.families import FAMILIES, Head, square, square_patch
+from redi.backbone.families import FAMILIES, Head
 from redi.backbone.loading import plain_vit_config
 from redi.backbone.own_input import load_with_own_input
+from redi.backbone.timm_loading import is_timm, live_timm
 from redi.cost import Geometry
+from redi.deploy.card import Facts, public
 from redi.deploy.identity import require_own_model
+from redi.deploy.origin import Origin, known_input, live_input, origin
+from redi.deploy.saved import RECORD, read_model, upload, write_model
 from redi.errors import BackboneError, InvalidInput
 from redi.grid import Grid
-from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing, shorter_side
+from redi.records.reading import read_record
 from redi.records.setting import Setting
+from redi.records.tuning import Tuned
 from redi.reduction import Extent, Schedule
 from redi.reduction.result import take
 
 Module = TypeVar("Module", bound=nn.Module)
-
-#: File with the setting, beside the checkpoint in a saved folder.
-SETTING_FILE = "redi.json"
 
 
 @dataclass
@@ -52,12 +52,6 @@ class ReducedOutput(ModelOutput):
     source: Int[Tensor, "batch patches"] | None = None  # the token that each image patch was merged into
 
 
-class AcceleratedConfig(PreTrainedConfig):
-    """A placeholder with which transformers' pipelines accept the class. A model keeps its own configuration."""
-
-    model_type = "redi_accelerated"
-
-
 class Accelerated(nn.Module):
     """A frozen model that merges patch tokens from block to block.
 
@@ -65,15 +59,16 @@ class Accelerated(nn.Module):
     full grid in the original order: every patch has the token that it was merged into.
     """
 
-    config_class = AcceleratedConfig  # transformers' registry reads it
     main_input_name = "pixel_values"
 
-    def __init__(self, backbone: Backbone, setting: Setting) -> None:
+    def __init__(
+        self, backbone: Backbone, setting: Setting, tuned: Tuned | None = None, original: Origin | None = None
+    ) -> None:
         super().__init__()
-        # transformers' pipelines accept only registered classes; registering again changes nothing.
-        AutoModelForImageClassification.register(AcceleratedConfig, Accelerated, exist_ok=True)
         self.backbone = backbone
         self.setting = setting
+        self.tuned = tuned  # the record that the setting comes from, for the model card
+        self.original = original or origin(backbone.config)
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
         self._schedules: dict[Grid, Schedule] = {}
         self.schedule(self.grid)  # raises now if the setting does not fit
@@ -105,7 +100,7 @@ class Accelerated(nn.Module):
 
     def at_cost(self, cost: float) -> "Accelerated":
         """The same weights and the same shares per block, at another cost."""
-        return Accelerated(self.backbone, self.setting.at_cost(cost))
+        return Accelerated(self.backbone, self.setting.at_cost(cost), self.tuned, self.original)
 
     # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -186,24 +181,44 @@ class Accelerated(nn.Module):
         loss = None if labels is None else model.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the checkpoint as transformers does, and the setting beside it."""
-        if not isinstance(self.backbone.model, PreTrainedModel):
-            raise BackboneError(
-                "Checkpoints of timm are not written: save the setting alone with model.setting.save(), and pass it to "
-                "accelerate() with the model's name."
-            )
-        self.backbone.model.save_pretrained(folder)
-        self.setting.save(Path(folder) / SETTING_FILE)
+    def save_pretrained(self, folder: str | Path, license: str = "") -> None:  # noqa: A002
+        """Write the model, its input and a model card. transformers' Auto classes and pipelines read the folder.
+
+        ``license`` goes into the card, e.g. ``apache-2.0``.
+        """
+        write_model(Path(folder), self.backbone, self.setting, self._facts(Path(folder).absolute().name, license))
+
+    def push_to_hub(self, name: str, license: str = "", **options: Any) -> str:  # noqa: A002
+        """Publish on the Hub as ``owner/name``, and return the address.
+
+        ``options`` are ``private`` and ``token``, and those of huggingface_hub's ``upload_folder``, such as
+        ``commit_message`` and ``revision``.
+        """
+        with TemporaryDirectory() as place:
+            write_model(Path(place), self.backbone, self.setting, self._facts(name, license))
+            return upload(Path(place), name, **options)
+
+    def _facts(self, name: str, license_name: str) -> Facts:
+        return Facts(
+            name=name,
+            task="image-feature-extraction" if self.backbone.head is None else "image-classification",
+            base_model=self.original.base_model,
+            license=license_name or self.original.license,
+            cost=self.cost(),
+            schedule=self.schedule(self.grid),
+            preprocessing=known_input(self.backbone),
+            tuned=public(self.tuned, self.setting),
+        )
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "Accelerated":
-        """Load what :meth:`save_pretrained` wrote, in the precision it was written in."""
-        setting = Setting.load(Path(folder) / SETTING_FILE)
-        backbone = load_with_own_input(folder)
-        require_own_model(setting, backbone)
-        stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        return cls(backbone, setting).to(getattr(torch, stored.get("dtype", "float32")))
+    def from_pretrained(cls, name_or_path: str | Path, config: Any = None, **options: Any) -> "Accelerated":
+        """Load what :meth:`save_pretrained` or :meth:`push_to_hub` wrote, in the precision it was written in.
+
+        The options of transformers that choose a ``dtype``, one device (``device_map``) or a ``revision`` work too.
+        """
+        loaded = read_model(name_or_path, config, options)
+        require_own_model(loaded.setting, loaded.backbone)
+        return cls(*loaded)
 
 
 def _encoded(normed: Any, pooled: Any) -> Any:
@@ -211,18 +226,18 @@ def _encoded(normed: Any, pooled: Any) -> Any:
 
 
 def accelerate(
-    model: PreTrainedModel | Backbone | str | Path,
-    cost: float | None = None,
-    setting: Setting | str | Path | None = None,
+    model: nn.Module | str | Path, cost: float | None = None, setting: Setting | str | Path | None = None
 ) -> Accelerated:
     """Make a faster module with the same call, e.g. ``accelerate(model, cost=0.65)``.
 
-    ``model`` is a model of transformers, a Hub name or folder, or a loaded :class:`Backbone`. It is not changed, and
-    its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost relative to dense.
-    ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A setting that was tuned
-    for another kind of model is refused.
+    ``model`` is a model of transformers or timm, a Hub name or folder, or a loaded :class:`Backbone`. It is not
+    changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost
+    relative to dense. ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A setting that
+    was tuned for another kind of model is refused.
     """
     chosen = setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
+    record = None if setting is None or isinstance(setting, Setting) else Path(setting).with_name(RECORD)
+    tuned = read_record(record, Tuned, "redi tune") if record and record.exists() else None
     if cost is not None:
         chosen = chosen.at_cost(cost)
     if isinstance(model, str | Path):
@@ -231,12 +246,14 @@ def accelerate(
         backbone = shared_copy(model)
     elif isinstance(model, PreTrainedModel):
         backbone = wrap(model)
+    elif is_timm(model):
+        backbone = live_timm(shared_copy(model))
     else:
         raise BackboneError(
-            f"accelerate() takes a model of transformers, a name or a folder, not a {type(model).__name__}."
+            f"accelerate() takes a model of transformers or timm, a name or a folder, not a {type(model).__name__}."
         )
     require_own_model(chosen, backbone)
-    return Accelerated(backbone, chosen)
+    return Accelerated(backbone, chosen, tuned)
 
 
 def wrap(model: PreTrainedModel) -> Backbone:
@@ -257,9 +274,7 @@ def wrap(model: PreTrainedModel) -> Backbone:
         raise BackboneError(
             f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(supported))}, ViTMAEModel."
         )
-    patch, size = square_patch(model.config), square(model.config.image_size)
-    settings = Preprocessing(shorter_side(size), size // patch * patch, DEFAULT_MEAN, DEFAULT_STD)
-    return Backbone(shared_copy(model), family, head, settings)
+    return Backbone(shared_copy(model), family, head, live_input(model.config))
 
 
 def shared_copy(module: Module) -> Module:

@@ -1,0 +1,208 @@
+"""Accelerated models as files and on the Hub, which transformers reads where ``redi.deploy`` is imported.
+
+A folder holds::
+
+    config.json               a model type that transformers alone does not know, the class names and the precision
+    setting.json              the setting; beside it tune.json, the record of `redi tune`, if there is one
+    preprocessor_config.json  the input
+    README.md                 the model card
+    dense/                    the original checkpoint, in the format of its own library
+
+No weights lie beside config.json, and it does not hold the original configuration. With both, transformers' own
+classes would find a configuration of their type and load the dense model without a word.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+from huggingface_hub import HfApi
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from redi.backbone import Backbone, load_backbone
+from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json
+from redi.deploy.card import Facts, model_card
+from redi.deploy.origin import PROCESSOR, Origin
+from redi.deploy.processor import AcceleratedImageProcessor
+from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
+from redi.records.reading import read_record, write_record
+from redi.records.setting import Setting
+from redi.records.tuning import Tuned
+from redi.runs.distributed import choose_device
+
+CONFIG, SETTING, RECORD, CARD, DENSE = "config.json", "setting.json", "tune.json", "README.md", "dense"
+#: Options of ``from_pretrained`` that say where on the Hub a file is.
+HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+#: Options that transformers adds by itself, or that change nothing here.
+WITHOUT_EFFECT = {
+    *("_from_auto", "_from_pipeline", "_commit_hash", "adapter_kwargs"),
+    *("trust_remote_code", "code_revision", "use_safetensors", "low_cpu_mem_usage"),
+}
+
+
+@no_type_check  # a check of the fields would refuse those that transformers adds
+class AcceleratedConfig(PreTrainedConfig):
+    """Marks a saved classifier. The model itself keeps the configuration of the original."""
+
+    model_type = "redi_accelerated"
+    base_model: str = ""  # Hub name of the original
+    license: str = ""
+
+
+@no_type_check
+class AcceleratedEncoderConfig(AcceleratedConfig):
+    """Marks a saved model without a head."""
+
+    model_type = "redi_accelerated_encoder"
+
+
+CONFIGS = {kind.model_type: kind for kind in (AcceleratedConfig, AcceleratedEncoderConfig)}
+
+
+class Loaded(NamedTuple):
+    """What a folder holds."""
+
+    backbone: Backbone
+    setting: Setting
+    tuned: Tuned | None
+    original: Origin
+
+
+def write_model(folder: Path, backbone: Backbone, setting: Setting, facts: Facts) -> None:
+    """Write everything, or leave the folder as it was."""
+    _require_own(folder)
+    if not (isinstance(backbone.model, PreTrainedModel) or backbone.model.config.settings):
+        raise BackboneError(
+            "A live model of timm does not know how it was created, so it cannot be saved: accelerate it by its name, "
+            'e.g. "timm:deit3_base_patch16_224.fb_in1k".'
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".") as place:
+            draft = Path(place)
+            _write_dense(draft / DENSE, backbone)
+            for each in (draft, draft / DENSE):
+                AcceleratedImageProcessor.of(facts.preprocessing).save_pretrained(each)
+            _config(backbone, facts).save_pretrained(draft)
+            setting.save(draft / SETTING)
+            if facts.tuned is not None:
+                write_record(draft / RECORD, facts.tuned)
+            (draft / CARD).write_text(model_card(facts), encoding="utf-8")
+            for name in (SETTING, RECORD, CARD, PROCESSOR, DENSE, CONFIG):  # what marks the folder comes last
+                _move(draft / name, folder / name)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder with files that are not of an accelerated model; the original checkpoint may be among them."""
+    if not folder.is_dir() or _kind(folder) in CONFIGS:
+        return
+    if foreign := sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")):
+        raise ConfigError(f"{folder} holds {foreign[0]}, which is not of an accelerated model: choose another folder.")
+
+
+def _kind(folder: Path) -> str:
+    file = folder / CONFIG
+    return str(read_json(file).get("model_type")) if file.exists() else ""
+
+
+def _config(backbone: Backbone, facts: Facts) -> PreTrainedConfig:
+    known: dict[str, Any] = {"base_model": facts.base_model, "license": facts.license, "dtype": backbone.model.dtype}
+    names = backbone.class_names
+    if names is None:
+        return AcceleratedEncoderConfig(**known)
+    numbers = {name: number for number, name in enumerate(names)}
+    return AcceleratedConfig(**known, id2label=dict(enumerate(names)), label2id=numbers)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace the target by the source, or remove it if there is no source."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.exists():
+        source.replace(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def _write_dense(folder: Path, backbone: Backbone) -> None:
+    model = backbone.model
+    if isinstance(model, PreTrainedModel):
+        model.save_pretrained(folder)
+        return
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(model.config.settings, indent=2), encoding="utf-8")
+    weights = {name: value.contiguous() for name, value in model.vit.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -> Loaded:
+    """Load what :func:`write_model` wrote; ``options`` are those of transformers' ``from_pretrained``."""
+    dtype, device_map = options.pop("torch_dtype", None), options.pop("device_map", None)
+    dtype = options.pop("dtype", None) or dtype
+    hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
+    for name, value in options.items():
+        if name not in WITHOUT_EFFECT and value is not None:
+            raise ConfigError(f"An accelerated model is loaded as it was saved: from_pretrained() takes no {name}.")
+    own_files = (CONFIG, SETTING, RECORD, PROCESSOR)
+    folder = checkpoint_folder(name_or_path, files=(*own_files, *(f"{DENSE}/{file}" for file in FILES)), **hub)
+    kind = _kind(folder)
+    if kind not in CONFIGS:
+        raise BackboneError(f"{name_or_path} holds no accelerated model: make one with redi.accelerate().")
+    stored = read_json(folder / CONFIG)
+    _require_unchanged(config, CONFIGS[kind].from_dict(stored))
+    backbone = load_backbone(folder / DENSE)
+    processor = read_json(folder / PROCESSOR)
+    if processor.get("image_processor_type") == AcceleratedImageProcessor.__name__:  # the user may have saved another
+        backbone.preprocessing = AcceleratedImageProcessor(**processor).preprocessing
+    backbone = backbone.to(_device(device_map), _dtype(dtype, stored.get("dtype")))
+    setting = Setting.load(folder / SETTING)
+    tuned = read_record(folder / RECORD, Tuned, "redi tune") if (folder / RECORD).exists() else None
+    return Loaded(backbone, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))
+
+
+def _require_unchanged(given: Any, stored: PreTrainedConfig) -> None:
+    """Refuse a configuration that the caller has changed: it would have no effect."""
+    if given is None:
+        return
+    before, free = stored.to_dict(), {"dtype", "transformers_version", "_name_or_path"}
+    changed = [name for name, value in given.to_dict().items() if name not in free and value != before.get(name)]
+    if getattr(given, "_attn_implementation", None) not in (None, "sdpa"):  # which an accelerated model uses
+        changed.append("attn_implementation")
+    if changed:
+        raise ConfigError(f"An accelerated model is loaded as it was saved: {changed[0]} cannot be changed.")
+
+
+def _dtype(asked: Any, stored: Any) -> torch.dtype:
+    name = stored or "float32" if asked in (None, "auto") else asked
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype must be a floating-point type of torch, such as torch.bfloat16, not {name!r}.")
+    return dtype
+
+
+def _device(device_map: Any) -> torch.device:
+    """The one device of the model; transformers' maps from modules to devices are for larger models."""
+    one = device_map.get("") if isinstance(device_map, dict) and len(device_map) == 1 else device_map
+    if isinstance(one, dict):
+        raise ConfigError("An accelerated model lies on one device: pass device_map='cpu', 'cuda:0' or 'auto'.")
+    name = "cpu" if one is None else f"cuda:{one}" if isinstance(one, int) else str(one)
+    return choose_device(name)
+
+
+def upload(folder: Path, name: str, **options: Any) -> str:
+    """Create the repository if needed, upload a folder into it, and return its address."""
+    token, private = options.pop("token", None), options.pop("private", None)
+    api = HfApi(token=token)
+    try:
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, **options)
+    except Exception as error:  # httpx and huggingface_hub raise many types
+        raise BackboneError(f"{name} cannot be published on the Hub ({one_line(error)})") from error
+    return str(repository)

@@ -1,0 +1,243 @@
+"""Saved models: they come back as they were, transformers reads them after one import, and refuses them without."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import LocalEntryNotFoundError
+from PIL import Image
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    PreTrainedModel,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    pipeline,
+)
+
+from families import CHECKPOINTS, make_model, save_checkpoint
+from redi.backbone import load_backbone
+from redi.deploy import Accelerated, Setting, accelerate, origin
+from redi.errors import ArtifactError, BackboneError, ConfigError
+from timm_families import TIMM_CHECKPOINTS
+
+PLAIN = """
+import json, sys
+from transformers import AutoModel, AutoModelForImageClassification, ViTForImageClassification, ViTModel, pipeline
+folder, hub_name = sys.argv[1:]
+loaders = {kind.__name__: kind.from_pretrained
+           for kind in (AutoModel, AutoModelForImageClassification, ViTForImageClassification, ViTModel)}
+loaders["pipeline"] = lambda place: pipeline("image-classification", model=place)
+refusals = {}
+for place in (folder, hub_name):
+    for name, load in loaders.items():
+        try:
+            load(place)
+        except (OSError, ValueError) as error:
+            refusals[f"{name} {place}"] = str(error)
+import redi.deploy
+loaded = [type(loaders["AutoModelForImageClassification"](hub_name)).__name__,
+          type(loaders["pipeline"](hub_name).model).__name__,
+          redi.Accelerated.from_pretrained(hub_name).setting.cost]
+print(json.dumps([refusals, loaded]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def classifier() -> Accelerated:
+    return accelerate(make_model("vit_head"), cost=0.7)
+
+
+def picture(width: int = 61, height: int = 50) -> Image.Image:
+    """Odd sizes, for which libraries round the place of the crop in different ways."""
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def outputs(model: Any, pixels: Tensor | None = None) -> dict[str, Tensor]:
+    pixels = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(3)) if pixels is None else pixels
+    return dict(model(pixels))
+
+
+def assert_same(model: Any, other: Any) -> None:
+    expected = outputs(model)
+    assert outputs(other).keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in outputs(other).items())
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
+    given = save_checkpoint(name, tmp_path / "timm") if name in TIMM_CHECKPOINTS else make_model(name)
+    setting = Setting(cost=0.72, shares=(0.25, 0.5, 0.25), protection=0.1)
+    model = accelerate(given, setting=setting).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "faster")
+    again = Accelerated.from_pretrained(tmp_path / "faster")
+    assert (again.setting, again.dtype) == (setting, torch.bfloat16)
+    assert again.backbone.preprocessing == model.backbone.preprocessing
+    assert again.backbone.class_names == model.backbone.class_names
+    assert_same(model, again)
+    auto: Any = AutoModel if model.backbone.head is None else AutoModelForImageClassification
+    assert_same(model, auto.from_pretrained(tmp_path / "faster"))
+    dense: Any = model.backbone.model
+    if isinstance(dense, PreTrainedModel):  # the original is there as an ordinary checkpoint
+        options: dict[str, Any] = {"add_pooling_layer": False} if name == "mae" else {}
+        plain = type(dense).from_pretrained(tmp_path / "faster" / "dense", **options)
+        assert all(torch.equal(value, dense.state_dict()[key]) for key, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["vit_head", "dinov2", "timm_deit3"])
+def test_a_pipeline_of_a_folder_sees_a_picture_as_we_do(name: str, tmp_path: Path) -> None:
+    folder = save_checkpoint(name, tmp_path / "given")
+    model = accelerate(folder, cost=0.7)
+    model.save_pretrained(tmp_path / "faster")
+    expected = outputs(model, model.backbone.preprocessing(picture())[None])
+    task: Any = "image-classification" if "logits" in expected else "image-feature-extraction"
+    answer: Any = pipeline(task, model=str(tmp_path / "faster"))(picture())
+    if "logits" in expected:
+        scores, classes = expected["logits"][0].softmax(dim=0).topk(5)
+        assert [entry["label"] for entry in answer] == [f"LABEL_{number}" for number in classes.tolist()]
+        assert [entry["score"] for entry in answer] == pytest.approx(scores.tolist(), rel=1e-6)
+    else:
+        assert answer == expected["last_hidden_state"].tolist()
+
+
+def test_plain_transformers_refuses_and_one_import_lets_it_load_from_the_hub(
+    classifier: Accelerated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push goes into the cache's own layout, from which another process reads it without a network."""
+    snapshot = tmp_path / "hub" / "models--me--faster" / "snapshots" / ("0" * 40)
+    options: dict[str, Any] = {}
+
+    def upload(_api: HfApi, *, repo_id: str, folder_path: Path, **rest: Any) -> None:
+        assert repo_id == "me/faster"
+        shutil.copytree(folder_path, snapshot)
+        options.update(rest)
+
+    class Repository(str):
+        repo_id = "me/faster"
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: Repository("https://hub/me/faster"))
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    address = classifier.push_to_hub("me/faster", license="mit", private=True, commit_message="First")
+    assert (address, options) == ("https://hub/me/faster", {"commit_message": "First"})
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    command = [sys.executable, "-c", PLAIN, str(snapshot), "me/faster"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    refusals, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert len(refusals) == 10
+    for loader, message in refusals.items():
+        # A class of its own does not look at the model type, but finds no weights.
+        assert ("model.safetensors" if loader.startswith("ViT") else "redi_accelerated") in message, loader
+    assert loaded == ["Accelerated", "Accelerated", 0.7]
+
+
+def test_an_auto_class_for_something_else_refuses(classifier: Accelerated, tmp_path: Path) -> None:
+    classifier.save_pretrained(tmp_path / "classifier")
+    accelerate(make_model("vit"), cost=0.7).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ValueError, match="AcceleratedEncoderConfig"):
+        AutoModelForImageClassification.from_pretrained(tmp_path / "encoder")
+    with pytest.raises(BackboneError, match=r"^\S+ holds an accelerated model: load it with redi.Acc.*dense.*$"):
+        accelerate(tmp_path / "classifier")
+
+
+def test_common_options_work_and_what_would_be_ignored_is_refused(classifier: Accelerated, tmp_path: Path) -> None:
+    classifier.save_pretrained(tmp_path)
+    auto: Any = AutoModelForImageClassification
+    options: dict[str, Any]
+    for options in ({"dtype": "bfloat16"}, {"torch_dtype": torch.bfloat16}, {"dtype": torch.bfloat16}):
+        assert auto.from_pretrained(tmp_path, **options).dtype == torch.bfloat16
+    for options in ({"device_map": "cpu"}, {"device_map": {"": "cpu"}, "dtype": "auto"}, {"use_safetensors": True}):
+        assert auto.from_pretrained(tmp_path, **options).dtype == torch.float32
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"num_labels": 3}, "id2label cannot be changed"),
+        ({"output_attentions": True}, "output_attentions cannot be changed"),
+        ({"attn_implementation": "eager"}, "attn_implementation cannot be changed"),
+        ({"quantization_config": {}}, "takes no quantization_config"),
+        ({"device_map": {"a": 0, "b": 1}}, "lies on one device"),
+        ({"device_map": "cuda:99"}, "no cuda:99 here"),
+        ({"dtype": "int8"}, "must be a floating-point type"),
+    ]
+    for options, message in refused:
+        with pytest.raises(ConfigError, match=rf"^.*{message}.*$"):
+            auto.from_pretrained(tmp_path, **options)
+
+
+def test_a_folder_of_something_else_is_neither_written_nor_read(classifier: Accelerated, tmp_path: Path) -> None:
+    own = save_checkpoint("vit_head", tmp_path / "own")
+    before = {file.name: file.read_bytes() for file in own.iterdir()}
+    with pytest.raises(ConfigError, match=r"^\S+own holds config.json, which is not of an accelerated model: .*$"):
+        classifier.save_pretrained(own)
+    assert {file.name: file.read_bytes() for file in own.iterdir()} == before
+    with pytest.raises(BackboneError, match=r"^\S+own holds no accelerated model: make one with redi.accelerate\(\).$"):
+        Accelerated.from_pretrained(own)
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match=r"^\S+file cannot be written: .*$"):
+        classifier.save_pretrained(tmp_path / "file")
+    live = accelerate(make_model("timm_deit3"), cost=0.7)
+    with pytest.raises(BackboneError, match=r"^A live model of timm does not know how it was created.*by its name.*$"):
+        live.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_saving_again_replaces_what_was_there(classifier: Accelerated, tmp_path: Path) -> None:
+    classifier.save_pretrained(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "tune.json").write_text("of an earlier model")
+    again = Accelerated.from_pretrained
+    (tmp_path / "tune.json").unlink()
+    cheaper = again(tmp_path).at_cost(0.6)
+    (tmp_path / "tune.json").write_text("of an earlier model")
+    cheaper.save_pretrained(tmp_path)  # its own weights are still read from the files that it replaces
+    assert again(tmp_path).setting.cost == 0.6
+    assert_same(cheaper, again(tmp_path))
+    assert (tmp_path / ".git").is_dir()
+    assert not (tmp_path / "tune.json").exists()
+
+
+def test_a_live_model_is_published_with_the_constants_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_checkpoint("vit_head", tmp_path / "given")
+    ViTImageProcessorPil(image_mean=[0.5] * 3, image_std=[0.25] * 3, size={"height": 64, "width": 64}).save_pretrained(
+        folder
+    )
+    live = ViTForImageClassification.from_pretrained(folder)
+    preprocessing = accelerate(live, cost=0.7).backbone.preprocessing
+    assert (preprocessing.mean, preprocessing.std, preprocessing.size) == ((0.5,) * 3, (0.25,) * 3, 64)
+    live.config.name_or_path = "me/given"  # as if it came from the Hub, and its processor did not
+    model = accelerate(live, cost=0.7)
+    assert model.original.base_model == "me/given"
+    reachable = False
+
+    def download(_name: str, file: str, local_files_only: bool) -> str:
+        if local_files_only or not reachable:
+            raise LocalEntryNotFoundError("not here")
+        return str(folder / file)
+
+    monkeypatch.setattr(origin, "hf_hub_download", download)
+    with pytest.raises(BackboneError, match=r"^The image processor of me/given is not in the local cache, and the Hub"):
+        model.save_pretrained(tmp_path / "faster")
+    reachable = True
+    model.save_pretrained(tmp_path / "faster")
+    again = Accelerated.from_pretrained(tmp_path / "faster")
+    assert (again.backbone.preprocessing.mean, again.backbone.preprocessing.std) == ((0.5,) * 3, (0.25,) * 3)
+    assert again.original.base_model == "me/given"
+    assert load_backbone(tmp_path / "faster" / "dense").preprocessing.mean == (0.5,) * 3
