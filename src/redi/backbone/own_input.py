@@ -9,7 +9,7 @@ from redi.backbone.checkpoint import checkpoint_folder, read_json
 from redi.backbone.loading import load_backbone
 from redi.backbone.model import Backbone
 from redi.errors import BackboneError
-from redi.images.preprocessing import FILTERS, shorter_side
+from redi.images.preprocessing import FILTERS, Preprocessing, shorter_side
 
 
 def load_with_own_input(name_or_path: str | Path) -> Backbone:
@@ -25,18 +25,25 @@ def load_with_own_input(name_or_path: str | Path) -> Backbone:
     if not hasattr(backbone.config, "model_type"):  # timm
         file = folder / "config.json"
     settings = read_json(file) if file.exists() else {}
-    shorter, size = _timm_sizes(settings) if file.name == "config.json" else _sizes(settings)
-    size = _whole(file, size) // backbone.patch_size * backbone.patch_size
-    if not size:
-        return backbone
-    shorter = max(_whole(file, shorter) or shorter_side(size), size)
-    own = [resample for resample in FILTERS.values() if resample == settings.get("resample")]
-    other, ours = copy(backbone), backbone.preprocessing
-    other.preprocessing = replace(ours, shorter=shorter, size=size, resample=own[0] if own else ours.resample)
+    sizes = _timm_sizes(settings) if file.name == "config.json" else processor_sizes(settings)
+    other = copy(backbone)
+    other.preprocessing = own_input(file, settings, sizes, backbone.preprocessing, backbone.patch_size)
     return other
 
 
-def _sizes(settings: dict[str, Any]) -> tuple[Any, Any]:
+def own_input(
+    file: Path | str, settings: dict[str, Any], sizes: tuple[Any, Any], ours: Preprocessing, patch_size: int
+) -> Preprocessing:
+    """Our preprocessing with the shorter side, the crop and the filter that a checkpoint's ``file`` gives."""
+    size = _whole(file, sizes[1]) // patch_size * patch_size
+    if not size:
+        return ours
+    shorter = max(_whole(file, sizes[0]) or shorter_side(size), size)
+    own = [resample for resample in FILTERS.values() if resample == settings.get("resample")]
+    return replace(ours, shorter=shorter, size=size, resample=own[0] if own else ours.resample)
+
+
+def processor_sizes(settings: dict[str, Any]) -> tuple[Any, Any]:
     """The shorter side after resizing and the side of the crop, as transformers writes them; None if not given."""
     size, crop = settings.get("size"), settings.get("crop_size")
     if not settings.get("do_center_crop", crop is not None) or crop is None:
@@ -60,7 +67,7 @@ def _timm_sizes(settings: dict[str, Any]) -> tuple[Any, Any]:
     return None, size
 
 
-def _whole(file: Path, side: Any) -> int:
+def _whole(file: Path | str, side: Any) -> int:
     """A side in pixels; 0 if there is none."""
     if side is None:
         return 0

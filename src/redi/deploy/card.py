@@ -85,8 +85,8 @@ def _curve(tuned: Tuned, cost: float) -> str:
     """The table of all costs; the row of this model is bold."""
     lines = [
         f"By `redi tune`, on {tuned.images} images of {tuned.config.images} that the schedule was not calibrated on. "
-        f"The drop is in points of {tuned.measure}, with its 95 % interval. The speed-up is the median (quartiles) "
-        f"over interleaved calls of {tuned.config.batch} images on {_machine(tuned)}.",
+        f"The drop is in points of {tuned.measure}; with 95 % confidence it is at most the number in brackets. The "
+        f"speed-up is the median (quartiles) over interleaved calls of {tuned.config.batch} images on {_machine(tuned)}.",
         "",
         "| cost | speed-up | Top-1 | agreement | drop |",
         "|---|---|---|---|---|",
@@ -107,7 +107,7 @@ def _row(point: Point, bold: bool) -> str:
         f"{median:.2f} ({low:.2f} to {high:.2f})",
         "no labels" if point.accuracy is None else f"{point.accuracy:.1f}",
         f"{point.agreement:.1f}",
-        f"{point.drop:+.1f} ({point.drop_interval[0]:+.1f} to {point.drop_interval[1]:+.1f})",
+        f"{point.drop:.1f} ({point.drop_bound:.1f})",
     ]
     return "| " + " | ".join(f"**{cell}**" if bold else cell for cell in cells) + " |"
 

@@ -232,8 +232,8 @@ def accelerate(
 
     ``model`` is a model of transformers or timm, a Hub name or folder, or a loaded :class:`Backbone`. It is not
     changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost
-    relative to dense. ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A setting that
-    was tuned for another kind of model is refused.
+    relative to dense. ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A
+    setting that was tuned for another kind of model is refused.
     """
     chosen = setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
     record = None if setting is None or isinstance(setting, Setting) else Path(setting).with_name(RECORD)

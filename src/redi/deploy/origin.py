@@ -12,8 +12,9 @@ from redi.backbone import Backbone
 from redi.backbone.checkpoint import read_json
 from redi.backbone.families import square, square_patch
 from redi.backbone.inputs import processor_input
+from redi.backbone.own_input import own_input, processor_sizes
 from redi.errors import BackboneError
-from redi.images.preprocessing import Preprocessing, shorter_side
+from redi.images.preprocessing import Preprocessing
 
 PROCESSOR = "preprocessor_config.json"
 #: The place of a Hub repository in the local cache.
@@ -44,12 +45,11 @@ def live_input(config: Any) -> Preprocessing:
 
     Its size is that of the checkpoint's image processor, or else that of the model's own positions.
     """
-    patch = square_patch(config)
+    file, patch = f"The image processor of {config.name_or_path}", square_patch(config)
     settings = _processor(str(config.name_or_path), download=False) or {}
-    size = _crop(settings) or square(config.image_size)
-    size = max(size // patch, 1) * patch
-    own = processor_input(f"The image processor of {config.name_or_path}", settings, patch)
-    return replace(own, shorter=shorter_side(size), size=size)
+    shorter, size = processor_sizes(settings)
+    sizes = (shorter, size) if size else (None, square(config.image_size))
+    return own_input(file, settings, sizes, processor_input(file, settings, patch), patch)
 
 
 def known_input(backbone: Backbone) -> Preprocessing:
@@ -84,13 +84,3 @@ def _processor(name: str, download: bool) -> dict[str, Any] | None:
         return {}
     except Exception:  # no network, or a name that the Hub does not know: httpx raises many types
         return None
-
-
-def _crop(settings: dict[str, Any]) -> int:
-    """The side of the processor's square crop in pixels; 0 if it gives none."""
-    for name in ("crop_size", "size"):
-        value = settings.get(name)
-        value = value.get("height") if isinstance(value, dict) else value
-        if type(value) is int and value > 0:
-            return value
-    return 0
