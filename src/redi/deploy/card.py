@@ -86,7 +86,8 @@ def _curve(tuned: Tuned, cost: float) -> str:
     lines = [
         f"By `redi tune`, on {tuned.images} images of {tuned.config.images} that the schedule was not calibrated on. "
         f"The drop is in points of {tuned.measure}; with 95 % confidence it is at most the number in brackets. The "
-        f"speed-up is the median (quartiles) over interleaved calls of {tuned.config.batch} images on {_machine(tuned)}.",
+        f"speed-up is the median (quartiles) over interleaved calls of {tuned.config.batch} images on "
+        f"{_machine(tuned)}.",
         "",
         "| cost | speed-up | Top-1 | agreement | drop |",
         "|---|---|---|---|---|",
