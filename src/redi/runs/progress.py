@@ -35,7 +35,7 @@ class Pace:
     def __str__(self) -> str:
         if not (self.left and self.done):
             return ""
-        return f"run: about {_duration(self.left * (monotonic() - self.begin) / self.done)} left"
+        return f"run: {_duration(self.left * (monotonic() - self.begin) / self.done)} left"
 
 
 class _Lines:
