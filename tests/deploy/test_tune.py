@@ -14,6 +14,7 @@ from torch import Tensor
 
 from families import save_checkpoint
 from redi.backbone import Backbone, load_backbone
+from redi.backbone.own_input import load_with_own_input
 from redi.cli import main
 from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate
@@ -51,7 +52,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def headed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint("vit_head", tmp_path_factory.mktemp("vit_head"))
+    """A classifier whose processor cuts crops of 48 px: a grid of 6x6."""
+    folder = save_checkpoint("vit_head", tmp_path_factory.mktemp("vit_head"))
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 48, "width": 48}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +84,12 @@ def test_labels_of_class_folders_are_those_of_the_head(tuned: Tuned, headed: Pat
     cheap, dear = tuned.points
     assert dear.divergence < cheap.divergence, "less is lost where less is removed"
     assert tuned.setting.shares == tuned.calibration.shape.shares(3)
+    assert max(dear.schedule) <= 36, "the grid of the processor's crop"
 
 
 def test_accuracy_is_counted_on_the_checked_images(tuned: Tuned, headed: Path, pictures: Path) -> None:
-    """The test counts once more, on the pictures of the same part."""
-    backbone = load_backbone(headed)
+    """The test counts once more, on the pictures of the same part, in crops of the processor's size."""
+    backbone = load_with_own_input(headed)
     part = load_sample(open_pictures(str(pictures / "classes")), backbone, 12, 1000).check
     assert part.labels is not None
     model = accelerate(backbone, setting=replace(tuned.setting, cost=0.6))
@@ -109,8 +115,8 @@ def test_a_model_without_a_head_decides_by_the_nearest_image(
 
 def test_size_threads_and_the_callers_backbone(headed: Path, pictures: Path) -> None:
     backbone, before = load_backbone(headed), torch.get_num_threads()
-    tuned = tune(small(headed, pictures / "flat", size=48, threads=before + 1), backbone)
-    assert tuned.points[0].schedule[0] <= 36, "a grid of 6x6"
+    tuned = tune(small(headed, pictures / "flat", size=64, threads=before + 1), backbone)
+    assert 36 < tuned.points[1].schedule[0] <= 64, "a grid of 8x8"
     assert tuned.environment.threads == before + 1
     assert torch.get_num_threads() == before
     assert backbone.preprocessing.size == 112
@@ -263,7 +269,7 @@ def test_the_verdict_and_the_curve(tuned: Tuned, tmp_path: Path) -> None:
     assert not tune_sheet(outside).strong
     assert "Recommended: cost 0.9" in verdict(recommended)
     cheaper = replace(recommended, points=[replace(tuned.points[0], needed=2345), tuned.points[1]])
-    assert "Cost 0.60 would need some 2,345 images" in verdict(cheaper)
+    assert "Cost 0.59 would need some 2,345 images" in verdict(cheaper)
     assert "Outside the tolerance, but the best measured: cost 0.9" in verdict(outside)
     assert "no setting is faster on this machine" in verdict(replace(tuned, chosen=None))
 
@@ -368,7 +374,7 @@ def test_the_commands(tuned: Tuned, headed: Path, pictures: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "points of agreement lost" in " ".join(done.stdout.split())
     assert {file.name for file in (tmp_path / "tuned").iterdir()} == {"tune.json", "setting.json", "curve.png"}
-    done = redi("export", headed, "--setting", "tuned/setting.json", "--batch-size", "2", "--size", "48")
+    done = redi("export", headed, "--setting", "tuned/setting.json", "--batch-size", "2")
     assert done.returncode == 0, done.stderr
     assert "pixel_values 2x3x48x48 -> logits" in done.stdout
     assert not done.stderr

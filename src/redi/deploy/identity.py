@@ -24,7 +24,7 @@ def identify(backbone: Backbone) -> TunedModel:
     for name, parameter in sorted(backbone.model.named_parameters()):
         if "pooler." not in name:
             values = parameter.detach().flatten()
-            sample = values[:: max(1, -(-len(values) // SAMPLES))].to("cpu", torch.bfloat16)
+            sample = values[:: max(1, -(-len(values) // SAMPLES))].to("cpu", torch.bfloat16).contiguous()
             digest.update(f"{name} {list(parameter.shape)}".encode())
             digest.update(sample.view(torch.uint8).numpy().data)
     family = getattr(backbone.config, "model_type", "timm")

@@ -25,7 +25,7 @@ def tune_sheet(tuned: Tuned) -> Sheet:
     notes = [
         f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not calibrated on. At "
         f"most: its upper bound with 95 % confidence, which decides ({tuned.allowed:g} allowed). Needs: the number of "
-        "images for which the bound would be within that, if the rest of them were like these.",
+        "images for which the bound would be within that, if they were like these.",
         f"Speed-up: against dense, batch {tuned.config.batch}, median and quartiles.",
     ]
     if labelled:
@@ -53,8 +53,9 @@ def verdict(tuned: Tuned) -> str:
         nearest = min(cheaper, key=lambda other: other.needed or 0)
         more = f" Cost {nearest.cost:.2f} would need some {nearest.needed:,} images to check on."
     return (
-        f"Recommended: cost {cost:g}, {speed}. On {tuned.images} images it loses {point.drop:+.1f} points of "
-        f"{tuned.measure}, and at most {point.drop_bound:+.2f} with 95 % confidence ({tuned.allowed:g} allowed).{more}"
+        f"Recommended: cost {cost:g}, {speed}. The drop in {tuned.measure} is {point.drop:+.1f} points on "
+        f"{tuned.images} images, and at most {point.drop_bound:+.2f} with 95 % confidence "
+        f"({tuned.allowed:g} allowed).{more}"
     )
 
 
@@ -93,7 +94,7 @@ def draw_curve(tuned: Tuned, path: Path | None = None) -> Any:
         mark = "outside the tolerance" if tuned.setting.outside else "recommended"
         ring = {"marker": "o", "ms": 11, "mfc": "none", "mec": "C3", "mew": 2}
         axes.plot(speeds[tuned.chosen], drops[tuned.chosen], linestyle="none", label=mark, **ring)
-    axes.axhline(tuned.allowed, color="C3", linewidth=0.8, linestyle="--", label=f"{tuned.allowed:g} points allowed")
+    axes.axhline(tuned.allowed, color="C3", linewidth=0.8, linestyle="--", label=f"allowed: {tuned.allowed:g}")
     axes.axvline(1, color="0.5", linewidth=0.8)
     axes.set(
         xlabel="times as fast as dense (the number is the cost)",
