@@ -103,30 +103,52 @@ def export(
     cost: Annotated[
         float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")
     ] = None,
+    measure: Annotated[
+        bool, option(METHOD, "Also time the file in onnxruntime, in turn with an export of the original.", "--measure")
+    ] = False,
     batch_size: Annotated[int, option(RESOURCES, "Images per call; fixed in the file.", default=1)] = 1,
-    out: Annotated[Path, option(OUTPUT, "The ONNX file.", default="model.onnx")] = Path("model.onnx"),
+    repeats: Annotated[int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20)] = 20,
+    threads: Annotated[int, option(RESOURCES, "CPU threads of the timing.", default="onnxruntime's own choice")] = 0,
+    out: Annotated[
+        Path, option(OUTPUT, "The ONNX file; --measure writes its record beside it.", default="model.onnx")
+    ] = Path("model.onnx"),
 ) -> None:
     """Write the accelerated model as ONNX with fixed shapes, and compare onnxruntime with PyTorch.
 
-    Example: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`
+    Examples: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`, `redi export
+    google/vit-base-patch16-224 --cost 0.65 --batch-size 8 --measure --threads 1`
     """
     from redi.backbone import load_backbone
+    from redi.checks import require_threads
     from redi.demo.examples import example_pixels
     from redi.deploy import accelerate
     from redi.deploy.export import export as write
+    from redi.deploy.onnx_speed import measure_export
     from redi.errors import ConfigError
     from redi.records.outputs import require_file
+    from redi.records.timing import write_bench
+    from redi.report.bench import print_bench
 
     require_file(out, (".onnx",), Path(backbone.removeprefix("timm:")).glob("*.onnx"))
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    record = out.with_suffix(".json")
+    if measure:
+        require_file(record, (".json",), replaces=("rows", "environment", "overheads"))
+    if min(batch_size, repeats) < 1:
+        raise ConfigError("--batch-size and --repeats must be at least 1.")
+    require_threads(threads)
     model = load_backbone(backbone)
     model = model.at_size(size) if size else model
     faster = accelerate(model, cost, setting)
-    exported = write(faster, out, example_pixels(model.preprocessing, batch_size, image))
+    pixels = example_pixels(model.preprocessing, batch_size, image)
+    exported = write(faster, out, pixels)
     shape = "x".join(map(str, exported.inputs))
     echo(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "
         f"{', '.join(exported.outputs)}, cost {faster.cost():.3f}"
     )
     echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")
+    if measure:
+        with interruptible(f"stopped; {out} is written, its speed was not measured."):
+            result = measure_export(faster, out, pixels, backbone, repeats=repeats, threads=threads)
+        print_bench(result)
+        echo(f"records: {write_bench(record, result)}")
