@@ -1,17 +1,22 @@
 """ONNX files that compute what PyTorch computes, and none that do not."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from families import CHECKPOINTS, make_model, save_checkpoint
 from redi.deploy import accelerate
 from redi.deploy.export import INPUT, export, onnx_libraries
+from redi.deploy.onnx_speed import measure_export, original
 from redi.errors import ConfigError, ExportError
+from redi.records.timing import read_bench, write_bench
+from redi.report.bench import print_bench
 
 
 def run(file: Path, **inputs: Tensor) -> list[Tensor]:
@@ -118,3 +123,28 @@ def test_sorting_is_stable_in_onnx_too(tmp_path: Path) -> None:
     for given in (values, torch.zeros(4, 60), torch.randint(0, 3, (4, 60)).float()):
         outputs = run(tmp_path / "sorts.onnx", values=given)
         assert all(map(torch.equal, outputs, Sorts()(given)))
+
+
+def test_the_speed_is_the_median_of_ratios_of_calls_in_turn(tmp_path: Path) -> None:
+    given, pixels, file = make_model("vit_head"), torch.randn(2, 3, 48, 48), tmp_path / "m.onnx"
+    model = accelerate(given, cost=0.7)
+    with torch.no_grad():
+        torch.testing.assert_close(original(model)(pixels).logits, given(pixels).logits, atol=1e-6, rtol=1e-6)
+    assert original(model).cost() == 1, "no shortcut is taken"
+    export(model, file, pixels)
+    # Begin and end of each call: two warm ones per model, then dense, accelerated, accelerated, dense, dense, ...
+    lengths = iter([9, 9, 9, 9, 4, 2, 1, 6, 8, 2])
+    times = iter([moment for length in lengths for moment in (0.0, float(length))])
+    result = measure_export(model, file, pixels, "small", repeats=3, threads=1, clock=lambda: next(times))
+    dense, accelerated = result.rows
+    assert (dense.row, accelerated.row) == ("dense", "accelerated")
+    assert (dense.median_ms, accelerated.median_ms) == (6e3, 2e3)
+    assert accelerated.speedup == 4.0, "of 4 / 2, 6 / 1 and 8 / 2"
+    assert accelerated.predicted == pytest.approx(1 / model.cost())
+    assert (dense.tokens, accelerated.tokens) == (37, 1 + model.schedule((6, 6))[-1])
+    assert result.environment["threads"] == 1
+    write_bench(tmp_path / "m.json", result)
+    assert read_bench(tmp_path / "m.json").rows == result.rows
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_bench(result, console)
+    assert "Batch 2, FP32, onnxruntime" in console.export_text()

@@ -6,13 +6,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 from torch import Tensor
@@ -27,8 +28,11 @@ from transformers import (
 
 from families import CHECKPOINTS, make_model, save_checkpoint
 from redi.backbone import load_backbone
+from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate, origin
+from redi.deploy.tune import tune
 from redi.errors import ArtifactError, BackboneError, ConfigError
+from redi.records.tuning import TuneConfig
 from timm_families import TIMM_CHECKPOINTS
 
 PLAIN = """
@@ -149,6 +153,15 @@ def test_plain_transformers_refuses_and_one_import_lets_it_load_from_the_hub(
     assert loaded == ["Accelerated", "Accelerated", 0.7]
 
 
+def test_a_push_that_fails_is_one_line(classifier: Accelerated, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("401\nand more")
+
+    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    with pytest.raises(BackboneError, match=r"^me/faster cannot be published on the Hub \(ConnectionError: 401\)$"):
+        classifier.push_to_hub("me/faster")
+
+
 def test_an_auto_class_for_something_else_refuses(classifier: Accelerated, tmp_path: Path) -> None:
     classifier.save_pretrained(tmp_path / "classifier")
     accelerate(make_model("vit"), cost=0.7).save_pretrained(tmp_path / "encoder")
@@ -199,13 +212,11 @@ def test_a_folder_of_something_else_is_neither_written_nor_read(classifier: Acce
 
 def test_saving_again_replaces_what_was_there(classifier: Accelerated, tmp_path: Path) -> None:
     classifier.save_pretrained(tmp_path)
+    again = Accelerated.from_pretrained
+    cheaper = again(tmp_path).at_cost(0.6)
     (tmp_path / ".git").mkdir()
     (tmp_path / "tune.json").write_text("of an earlier model")
-    again = Accelerated.from_pretrained
-    (tmp_path / "tune.json").unlink()
-    cheaper = again(tmp_path).at_cost(0.6)
-    (tmp_path / "tune.json").write_text("of an earlier model")
-    cheaper.save_pretrained(tmp_path)  # its own weights are still read from the files that it replaces
+    cheaper.save_pretrained(tmp_path)  # whose weights may still be read from the file that is replaced
     assert again(tmp_path).setting.cost == 0.6
     assert_same(cheaper, again(tmp_path))
     assert (tmp_path / ".git").is_dir()
@@ -241,3 +252,35 @@ def test_a_live_model_is_published_with_the_constants_of_its_checkpoint(
     assert (again.backbone.preprocessing.mean, again.backbone.preprocessing.std) == ((0.5,) * 3, (0.25,) * 3)
     assert again.original.base_model == "me/given"
     assert load_backbone(tmp_path / "faster" / "dense").preprocessing.mean == (0.5,) * 3
+
+
+def test_the_card_has_the_curve_its_data_and_no_local_path(tmp_path: Path) -> None:
+    headed = save_checkpoint("vit_head", tmp_path / "vit-own")
+    (tmp_path / "photos").mkdir()
+    for index in range(24):
+        sample(3, index).image.resize((64, 64)).save(tmp_path / "photos" / f"{index:02}.png")
+    config = TuneConfig(str(headed), str(tmp_path / "photos"), calibration=8, costs=(0.6, 0.9), workers=0)
+    tuned = tune(replace(config, repeats=2, batch=4))
+    (tmp_path / "tuned").mkdir()
+    tuned.write(tmp_path / "tuned")
+    tuned.setting.save(tmp_path / "tuned" / "setting.json")
+    model = accelerate(headed, cost=0.6, setting=tmp_path / "tuned" / "setting.json")
+    model.save_pretrained(tmp_path / "faster", license="mit")
+    card = (tmp_path / "faster" / "README.md").read_text()
+    code = card.partition("```python\n")[2]
+    assert code.startswith("import redi.deploy ")
+    assert f"on {tuned.images} images of photos that" in card
+    assert f"| **{tuned.points[0].cost:.3f}** | **{tuned.points[0].speedup.median:.2f} (" in card
+    assert f"| {tuned.points[1].cost:.3f} | {tuned.points[1].speedup.median:.2f} (" in card
+    metadata = ModelCard(card).data.to_dict()
+    assert (metadata["library_name"], metadata["license"]) == ("redi", "mit")
+    assert metadata["pipeline_tag"] == "image-classification"
+    for file in ("README.md", "tune.json", "config.json", "setting.json"):
+        assert str(tmp_path) not in (tmp_path / "faster" / file).read_text()
+    again = Accelerated.from_pretrained(tmp_path / "faster")
+    again.save_pretrained(tmp_path / "again" / "faster")
+    assert (tmp_path / "again" / "faster" / "README.md").read_text() == card
+    again.at_cost(0.7).save_pretrained(tmp_path / "other")
+    assert "is not among those that were measured" in (tmp_path / "other" / "README.md").read_text()
+    accelerate(headed, setting=Setting(0.6, (0.5, 0.5, 0.0))).save_pretrained(tmp_path / "unknown")
+    assert "Not measured: " in (tmp_path / "unknown" / "README.md").read_text()

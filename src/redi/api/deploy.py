@@ -9,13 +9,14 @@ from redi.api.results import ExportResult, SpeedResult, TuneResult
 from redi.api.settings import configured
 from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
+from redi.checks import require_threads
 from redi.demo.examples import example_pixels
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export as write_onnx
 from redi.deploy.tune import tune as find_setting
 from redi.errors import ConfigError
 from redi.records.outputs import TUNED, require_apart, require_file, require_own
-from redi.records.timing import BenchResult, write_bench
+from redi.records.timing import BENCH_KEYS, BenchResult, write_bench
 from redi.records.tuning import TuneConfig
 from redi.runs.places import data_places
 from redi.speed.bench import BenchConfig, run_bench
@@ -78,7 +79,15 @@ def export(
         faster = accelerate(backbone.at_size(size) if size else backbone, cost, setting)
     picture = Path(image) if image is not None else None
     pixels = example_pixels(faster.backbone.preprocessing, batch_size, picture).to(faster.device)
-    return ExportResult(write_onnx(faster, file, pixels), faster)
+    return ExportResult(write_onnx(faster, file, pixels), faster, name, pixels)
+
+
+def require_timing(repeats: int, threads: int, record: Path) -> None:
+    """Refuse, before the work, a timing that cannot be made or recorded."""
+    if repeats < 1:
+        raise ConfigError(f"--repeats must be at least 1, not {repeats}.")
+    require_threads(threads)
+    require_file(record, (".json",), replaces=BENCH_KEYS)
 
 
 def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) -> SpeedResult:
@@ -93,7 +102,7 @@ def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) 
     config = configured(BenchConfig, settings, names, backbone="" if model is None else _name(model))
     file = Path(out) if out is not None else None
     if file is not None:
-        require_file(file, (".json",), replaces=("rows", "environment", "overheads"))
+        require_file(file, (".json",), replaces=BENCH_KEYS)
 
     def save(so_far: BenchResult) -> None:
         if file is not None:

@@ -6,15 +6,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
+from redi.deploy.onnx_speed import REPEATS, measure_export
 from redi.records.comparison import Bundle
 from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
 from redi.records.explained import Explained
 from redi.records.outputs import require_run
 from redi.records.results import Results, read_results
 from redi.records.setting import Setting
-from redi.records.timing import BenchResult
+from redi.records.timing import BenchResult, write_bench
 from redi.records.tuning import Tuned
 from redi.report.bench import bench_sheets, print_bench
 from redi.report.compare import print_sheets, sheets as comparison_sheets
@@ -157,10 +160,22 @@ class ExportResult(Shown):
 
     exported: Exported
     model: Accelerated
+    name: str  # of the original model
+    pixels: Tensor  # what both runtimes saw
 
     @property
     def file(self) -> Path:
         return self.exported.file
+
+    def measure(self, out: str | Path | None = None, *, repeats: int = REPEATS, threads: int = 0) -> "SpeedResult":
+        """Time the file in onnxruntime, in turn with an export of the original model.
+
+        ``threads`` are onnxruntime's, and 0 means its own choice; ``out`` is a JSON file for the record.
+        """
+        record = measure_export(self.model, self.file, self.pixels, self.name, repeats=repeats, threads=threads)
+        if out is not None:
+            write_bench(Path(out), record)
+        return SpeedResult(record)
 
     def sheets(self) -> Sequence[Sheet]:
         exported = self.exported

@@ -84,15 +84,26 @@ def export(
     cost: Annotated[
         float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")
     ] = None,
+    measure: Annotated[
+        bool, option(METHOD, "Also time the file in onnxruntime, in turn with an export of the original.", "--measure")
+    ] = False,
     batch_size: Annotated[int, option(RESOURCES, "Images per call; fixed in the file.", default=1)] = 1,
-    out: Annotated[Path, option(OUTPUT, "The ONNX file.", default="model.onnx")] = Path("model.onnx"),
+    repeats: Annotated[int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20)] = 20,
+    threads: Annotated[int, option(RESOURCES, "CPU threads of the timing.", default="onnxruntime's own choice")] = 0,
+    out: Annotated[
+        Path, option(OUTPUT, "The ONNX file; --measure writes its record beside it.", default="model.onnx")
+    ] = Path("model.onnx"),
 ) -> None:
     """Write the accelerated model as ONNX with fixed shapes, and compare onnxruntime with PyTorch.
 
-    Example: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`
+    Examples: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`, `redi export
+    google/vit-base-patch16-224 --cost 0.65 --batch-size 8 --measure --threads 1`
     """
     from redi.api import export as write
+    from redi.api.deploy import require_timing
 
+    if measure:
+        require_timing(repeats, threads, out.with_suffix(".json"))
     result = write(backbone, out, cost=cost, setting=setting, size=size, batch_size=batch_size, image=image)
     exported, shape = result.exported, "x".join(map(str, result.exported.inputs))
     echo(
@@ -100,3 +111,8 @@ def export(
         f"{', '.join(exported.outputs)}, cost {result.model.cost():.3f}"
     )
     echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")
+    if measure:
+        with interruptible(f"stopped; {out} is written, its speed was not measured."):
+            speed = result.measure(out.with_suffix(".json"), repeats=repeats, threads=threads)
+        speed.print()
+        echo(f"records: {out.with_suffix('.json')}")

@@ -4,7 +4,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +29,7 @@ from redi.cost import Geometry
 from redi.deploy.card import Facts, public
 from redi.deploy.identity import require_own_model
 from redi.deploy.origin import Origin, known_input, live_input, origin
-from redi.deploy.saved import RECORD, read_model, upload, write_model
+from redi.deploy.saved import RECORD, Published, read_model
 from redi.errors import BackboneError, InvalidInput
 from redi.grid import Grid
 from redi.records.reading import read_record
@@ -52,7 +51,7 @@ class ReducedOutput(ModelOutput):
     source: Int[Tensor, "batch patches"] | None = None  # the token that each image patch was merged into
 
 
-class Accelerated(nn.Module):
+class Accelerated(Published):
     """A frozen model that merges patch tokens from block to block.
 
     It is called like the model it was made from and gives the same kind of output. ``last_hidden_state`` is on the
@@ -64,9 +63,7 @@ class Accelerated(nn.Module):
     def __init__(
         self, backbone: Backbone, setting: Setting, tuned: Tuned | None = None, original: Origin | None = None
     ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.setting = setting
+        super().__init__(backbone, setting)
         self.tuned = tuned  # the record that the setting comes from, for the model card
         self.original = original or origin(backbone.config)
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
@@ -181,24 +178,8 @@ class Accelerated(nn.Module):
         loss = None if labels is None else model.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)
 
-    def save_pretrained(self, folder: str | Path, license: str = "") -> None:  # noqa: A002
-        """Write the model, its input and a model card. transformers' Auto classes and pipelines read the folder.
-
-        ``license`` goes into the card, e.g. ``apache-2.0``.
-        """
-        write_model(Path(folder), self.backbone, self.setting, self._facts(Path(folder).absolute().name, license))
-
-    def push_to_hub(self, name: str, license: str = "", **options: Any) -> str:  # noqa: A002
-        """Publish on the Hub as ``owner/name``, and return the address.
-
-        ``options`` are ``private`` and ``token``, and those of huggingface_hub's ``upload_folder``, such as
-        ``commit_message`` and ``revision``.
-        """
-        with TemporaryDirectory() as place:
-            write_model(Path(place), self.backbone, self.setting, self._facts(name, license))
-            return upload(Path(place), name, **options)
-
-    def _facts(self, name: str, license_name: str) -> Facts:
+    def facts(self, name: str, license_name: str) -> Facts:
+        """What the model card says; ``name`` is a folder or the name on the Hub."""
         return Facts(
             name=name,
             task="image-feature-extraction" if self.backbone.head is None else "image-classification",
@@ -226,18 +207,16 @@ def _encoded(normed: Any, pooled: Any) -> Any:
 
 
 def accelerate(
-    model: nn.Module | str | Path, cost: float | None = None, setting: Setting | str | Path | None = None
+    model: nn.Module | str | Path, cost: float | None = None, setting: Setting | Tuned | str | Path | None = None
 ) -> Accelerated:
     """Make a faster module with the same call, e.g. ``accelerate(model, cost=0.65)``.
 
     ``model`` is a model of transformers or timm, a Hub name or folder, or a loaded :class:`Backbone`. It is not
     changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost
-    relative to dense. ``setting`` is a tuned setting or its file; a given ``cost`` overrides the setting's own. A
+    relative to dense. ``setting`` is a tuned setting, its file or its record; ``cost`` overrides the setting's own. A
     setting that was tuned for another kind of model is refused.
     """
-    chosen = setting if isinstance(setting, Setting) else Setting.load(setting) if setting else Setting()
-    record = None if setting is None or isinstance(setting, Setting) else Path(setting).with_name(RECORD)
-    tuned = read_record(record, Tuned, "redi tune") if record and record.exists() else None
+    chosen, tuned = _setting(setting)
     if cost is not None:
         chosen = chosen.at_cost(cost)
     if isinstance(model, str | Path):
@@ -254,6 +233,16 @@ def accelerate(
         )
     require_own_model(chosen, backbone)
     return Accelerated(backbone, chosen, tuned)
+
+
+def _setting(given: Setting | Tuned | str | Path | None) -> tuple[Setting, Tuned | None]:
+    """A setting and the record that it comes from, which lies beside its file."""
+    if isinstance(given, Tuned):
+        return given.setting, given
+    if not isinstance(given, str | Path):
+        return given or Setting(), None
+    record = Path(given).with_name(RECORD)
+    return Setting.load(given), read_record(record, Tuned, "redi tune") if record.exists() else None
 
 
 def wrap(model: PreTrainedModel) -> Backbone:

@@ -22,6 +22,7 @@ import torch
 from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from redi.backbone import Backbone, load_backbone
@@ -196,13 +197,44 @@ def _device(device_map: Any) -> torch.device:
     return choose_device(name)
 
 
-def upload(folder: Path, name: str, **options: Any) -> str:
-    """Create the repository if needed, upload a folder into it, and return its address."""
-    token, private = options.pop("token", None), options.pop("private", None)
-    api = HfApi(token=token)
-    try:
-        repository = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, **options)
-    except Exception as error:  # httpx and huggingface_hub raise many types
-        raise BackboneError(f"{name} cannot be published on the Hub ({one_line(error)})") from error
-    return str(repository)
+class Published(nn.Module):
+    """A model that can be saved and published."""
+
+    def __init__(self, backbone: Backbone, setting: Setting) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.setting = setting
+
+    def facts(self, name: str, license_name: str) -> Facts:
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path, license: str = "") -> None:  # noqa: A002
+        """Write the model, its input and a model card. transformers' Auto classes and pipelines read the folder.
+
+        ``license`` goes into the card, e.g. ``apache-2.0``.
+        """
+        folder = Path(folder)
+        write_model(folder, self.backbone, self.setting, self.facts(folder.absolute().name, license))
+
+    def push_to_hub(
+        self,
+        name: str,
+        license: str = "",  # noqa: A002
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        **options: Any,
+    ) -> str:
+        """Publish on the Hub as ``owner/name``, and return the address.
+
+        ``options`` are those of huggingface_hub's ``upload_folder``, such as ``commit_message`` and ``revision``.
+        """
+        api = HfApi(token=token)
+        with TemporaryDirectory() as place:
+            write_model(Path(place), self.backbone, self.setting, self.facts(name, license))
+            try:
+                repository = api.create_repo(name, private=private, exist_ok=True)
+                api.upload_folder(repo_id=repository.repo_id, folder_path=place, **options)
+            except Exception as error:  # httpx and huggingface_hub raise many types
+                raise BackboneError(f"{name} cannot be published on the Hub ({one_line(error)})") from error
+        return str(repository)

@@ -1,4 +1,4 @@
-"""Measured speed: the content of bench.json."""
+"""Measured speed: the content of bench.json, and of the record of `redi export --measure`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +34,10 @@ class Spread(NamedTuple):
 class Timing:
     """The times of one configuration. A field is None if it was not measured; ``note`` gives the reason."""
 
-    row: str  # dense or a reducer
+    row: str  # dense, a reducer, or accelerated
     batch: int
     dtype: str  # fp32, bf16
-    mode: str  # eager (SDPA), compile
+    mode: str  # eager (SDPA), compile, onnxruntime
     scoring: bool  # with the dense pass that makes the scores
     median_ms: float | None  # per batch
     low_ms: float | None  # lower quartile
@@ -69,6 +69,10 @@ class BenchResult:
     rows: list[Timing]
     environment: dict[str, Any]
     overheads: list[Overhead]
+
+
+#: What marks a file as such a record.
+BENCH_KEYS = ("rows", "environment", "overheads")
 
 
 def write_bench(path: Path, result: BenchResult) -> Path:

@@ -7,15 +7,16 @@ from redi.records.timing import BenchResult, Overhead, Timing
 from redi.report.sheets import Sheet, plain_table
 
 PRECISION = {"fp32": "FP32", "bf16": "BF16"}
-MODE = {"eager": "eager SDPA", "compile": "torch.compile"}
+MODE = {"eager": "eager SDPA", "compile": "torch.compile", "onnxruntime": "onnxruntime"}
 
 
 def print_bench(result: BenchResult, console: Console | None = None) -> None:
     console = console or Console()
     environment = result.environment
+    library = "onnxruntime" if "onnxruntime" in environment else "torch"
     console.print(
         f"{environment['backbone']}, {environment['input']} px, on {environment['processor']} "
-        f"({environment['device']}, {environment['threads']} threads), torch {environment['torch']}.\n",
+        f"({environment['device']}, {environment['threads']} threads), {library} {environment[library]}.\n",
         markup=False,
         highlight=False,
     )
