@@ -26,7 +26,7 @@ from redi.speed.paths import dense_path, reduced_path
 #: Images per call: a usual size of a request on a CPU, and one that fills an accelerator.
 BATCH_CPU, BATCH_ACCELERATOR = 8, 64
 #: Most repeats, and the seconds of timing per row beyond which there are fewer.
-REPEATS, SECONDS = 15, 1.0
+REPEATS, SECONDS = 15, 1.5
 
 
 def time_rows(run: Run, variants: Sequence[Variant]) -> Deployed:
