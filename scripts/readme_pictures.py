@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from redi.report.build import build_report
 from redi.report.figures import write_figures
 
-WIDTH, HEIGHT = 1280, 820
+WIDTH, HEIGHT = 1280, 870
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ function startMerges() {
   const slider = element("block");
   slider.max = slider.value = data.merges.schedule.length;
   element("merges-cost").textContent = data.merges.cost.toFixed(2);
-  slider.addEventListener("input", drawMerges);
+  slider.addEventListener("input", drawImage);
 }
 
 // The name of the token of each patch after a block: the first patch of that token.
@@ -48,6 +48,7 @@ function drawMerges() {
       (joins.length ? `This block merged ${joins.length} tokens into others.` : "This block merged nothing.")
     : `Before block 1: ${patches} tokens, one per patch.`;
   if (element("merged").textContent !== text) element("merged").textContent = text;
+  view.together = members.length;
   element("merged-patch").textContent = !members.length
     ? ""
     : `Row and column ${placeName(marked)}: ` + (members.length === 1 ? "a token of its own." : `one token with ${members.length - 1} other patches.`);

@@ -85,6 +85,7 @@ function placeFacts(assigned, at) {
     const cell = cellOf(at);
     facts.push(["summary cell", `${cell + 1}, placed at ${placeName(assigned.leaders.get(cell))}`]);
   }
+  if (data.merges) facts.push(["accelerated", view.together === 1 ? "a token of its own" : `${view.together} patches in its token`]);
   return facts;
 }
 
