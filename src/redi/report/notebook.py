@@ -22,7 +22,7 @@ class Table:
 
     def __str__(self) -> str:
         text = StringIO()
-        console = Console(file=text, width=WIDTH, color_system=None)
+        console = Console(file=text, width=WIDTH, color_system=None, force_jupyter=False)
         for sheet in self.sheets:
             print_sheet(sheet, console)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
@@ -38,7 +38,8 @@ def _html(sheet: Sheet) -> str:
     lines = [_line("th", sheet.columns)]
     for label, numbers in sheet.row_groups():
         if label:
-            lines.append(f'<tr><td colspan="{len(sheet.columns)}"><em>{_text(label)}</em></td></tr>')
+            cell = f'<td colspan="{len(sheet.columns)}" style="text-align: left"><em>{_text(label)}</em></td>'
+            lines.append(f"<tr>{cell}</tr>")
         for number in numbers:
             bold = {column for row, column in sheet.strong if row == number}
             lines.append(_line("td", sheet.rows[number], bold))
@@ -50,7 +51,8 @@ def _html(sheet: Sheet) -> str:
 def _line(tag: str, cells: Sequence[str], bold: set[int] | frozenset[int] = frozenset()) -> str:
     texts = [f"<strong>{_text(cell)}</strong>" if k in bold else _text(cell) for k, cell in enumerate(cells)]
     sides = ["left", *["right"] * (len(cells) - 1)]
-    parts = (f'<{tag} style="text-align: {side}">{text}</{tag}>' for side, text in zip(sides, texts, strict=True))
+    style = "white-space: nowrap; text-align:"
+    parts = (f'<{tag} style="{style} {side}">{text}</{tag}>' for side, text in zip(sides, texts, strict=True))
     return f"<tr>{''.join(parts)}</tr>"
 
 
