@@ -153,7 +153,7 @@ def test_mistakes_are_one_line(seen_run: Path, tmp_path: Path, monkeypatch: pyte
     for arguments, said in (
         (["inspect", "a.png"], "Give either --run RUN or --backbone NAME."),
         (["inspect", "a.png", "--run", "x", "--backbone", "y"], "Give either --run"),
-        (["inspect", "a.png", "--backbone", "y", "--class", "z"], "--class, --names and --scorer need"),
+        (["inspect", "a.png", "--backbone", "y", "--val", "z"], "--class, --names, --scorer, --train and --val need"),
         (["inspect", "a.png", "--run", "y", "--scorer", "mass"], "--scorer must be a product"),
         (["figures", str(tmp_path)], f"{tmp_path} is not a run folder"),
         (["report", str(tmp_path)], f"{tmp_path} is not a run folder"),
