@@ -77,11 +77,12 @@ def _top1(line: Line) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.1f}"
+    """With a sign; a difference that rounds to zero is +0, never -0."""
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def _interval(value: tuple[float, float]) -> str:
-    return f"{value[0]:+.1f} {value[1]:+.1f}"
+    return f"{_signed(value[0])} {_signed(value[1])}"
 
 
 def _p(value: float) -> str:
@@ -157,7 +158,7 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
     for i, name in enumerate(rankings.names):
         cells = [name]
         for j in range(len(rankings.names)):
-            above, below = f"{rankings.spearman[i][j]:.2f}", f"{rankings.overlap[i][j]:.0f}"
+            above, below = f"{round(rankings.spearman[i][j], 2) + 0.0:.2f}", f"{rankings.overlap[i][j]:.0f}"
             cells.append("" if i == j else above if j > i else below)
         rows.append(cells)
     return Sheet(
@@ -182,7 +183,7 @@ def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) ->
     console = console or Console()
     for sheet in all_sheets:
         if len(sheet.columns) > MOST_COLUMNS:
-            console.print(escape(f"{sheet.title}: too wide for a terminal; see compare.md.\n"))
+            console.print(escape(f"{sheet.title}: too wide for a terminal; see compare.md."), end="\n\n")
             continue
         print_sheet(sheet, console, hidden=WIDE)
 
