@@ -169,7 +169,11 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
     )
 
 
-def sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
+def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
+    return list(named_sheets(bundle, results).values())
+
+
+def named_sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
     """The tables of all comparisons by the names of their files."""
     tables = {}
     for entry in bundle.comparisons:
@@ -188,11 +192,10 @@ def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) ->
         print_sheet(sheet, console, hidden=WIDE)
 
 
-def publish(folder: Path, bundle: Bundle) -> list[Path]:
-    """Print the new comparisons. Write all comparisons of the run as Markdown, and draw the curves."""
+def publish(folder: Path) -> list[Path]:
+    """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    print_sheets(sheets(bundle, results).values())
-    everything = sheets(read_bundle(folder), results).values()
+    everything = sheets(read_bundle(folder), results)
     artifacts.write_text(folder / "compare.md", "\n".join(map(to_markdown, everything)))
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, [folder / "curves.png"]):

@@ -17,7 +17,7 @@ ARROW = {"arrowstyle": "-|>", "color": "#ff9f1c", "lw": 0.5, "shrinkA": 0, "shri
 HEAT = "inferno"
 
 
-def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
+def draw_overview(image: Explained, row: str, paths: Sequence[Path] = ()) -> Any:
     """Draw the paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer.
 
     It is as wide as the text of a page with two columns.
@@ -45,6 +45,7 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
     _colour_bar(figure, colours, figure.add_subplot(below[3]))
     _roles(figure.add_subplot(below[5]), image, image.fates[row])
     _save(figure, paths)
+    return figure
 
 
 def overview_caption(image: Explained, row: str) -> str:
@@ -61,7 +62,7 @@ def overview_caption(image: Explained, row: str) -> str:
     )
 
 
-def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
+def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     """Draw the attention scores and the roles that each of them assigns, for an image without a corpus."""
     names = list(image.scores)
     figure = new_figure(figsize=(2.3 * (len(names) + 1), 4.9))
@@ -78,6 +79,7 @@ def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
         _roles(panels[1][column], image, image.fates[name])
     _colour_bar(figure, colours, figure.add_axes((0.945, 0.53, 0.008, 0.37)))
     _save(figure, paths)
+    return figure
 
 
 def _caption(image: Explained) -> str:
