@@ -1,12 +1,16 @@
 """Figures for print: their fonts, and that nothing is cut off."""
 
 import shutil
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from redi.records.results import read_results
+from redi.report.curves import draw_curves
 from redi.report.figures import write_figures
 
 
@@ -24,6 +28,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
+def is_complete(figure: Figure) -> bool:
+    """Whether nothing lies outside of the page."""
+    box = figure.get_tightbbox()  # in inches
+    width, height = figure.get_size_inches()
+    return bool(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height)
+
+
 def test_figures_for_print_have_truetype_fonts_and_no_text_is_cut_off(
     seen_run: Path, tmp_path: Path, drawn: list[Figure]
 ) -> None:
@@ -35,11 +46,19 @@ def test_figures_for_print_have_truetype_fonts_and_no_text_is_cut_off(
         assert b"/FontFile2" in content, "a TrueType font"
         assert b"/Type3" not in content
     assert len(drawn) == 3
-    for figure in drawn:
-        box = figure.get_tightbbox()  # in inches
-        width, height = figure.get_size_inches()
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= width
-        assert box.y1 <= height
+    assert all(map(is_complete, drawn))
     assert len(drawn[0].axes[-2].get_yticks()) == 5, "the maps of Figure 1 have a colour bar"
+
+
+def test_many_curves_with_long_names_fit_on_the_page(seen_run: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    results = read_results(seen_run)
+    rows = [row for row in results.rows if row.reducer == "prune"]
+    more = [
+        replace(row, scorer="redi_cls_mean@2", label_source="posterior", after=after)
+        for row, after in product(rows, range(1, 15))
+    ]
+    assert draw_curves(replace(results, rows=[*results.rows, *more]), [tmp_path / "curves.png"])
+    assert is_complete(drawn[0])
+    one = [row for row in [*results.rows, *more] if row.classifier == "probe"]
+    assert draw_curves(replace(results, rows=one), [tmp_path / "curves.png"])
+    assert is_complete(drawn[1])

@@ -53,9 +53,9 @@ def compare(
     """Compare scores and reducers on a finished run, as ``redi compare`` does, with paired statistics.
 
     ``study`` names one or more of the package's studies. A grid of your own is made of ``scorer`` (or ``my.py:name``),
-    ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list.
-    ``against`` is the row to compare with. ``device``, ``batch_size``, ``workers`` and ``threads`` are as for
-    :func:`run`. Rows that are already measured are not measured again.
+    ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list; ``name``
+    is its title. ``against`` is the name or title of the row to compare with. ``device``, ``batch_size``, ``workers``
+    and ``threads`` are as for :func:`run`. Rows that are already measured are not measured again.
     """
     result = measure_comparison(run, study, against, settings)
     if result is None:

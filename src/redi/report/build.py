@@ -129,7 +129,7 @@ def _curves(folder: Path, results: Results, data: dict[str, Any]) -> str:
     )
     compared = sheets(earlier_bundle(folder), results)
     tables = "".join(
-        f"<details><summary>{escape(sheet.title)}</summary>{to_html(sheet)}</details>" for sheet in compared.values()
+        f"<details><summary>{escape(sheet.title)}</summary>{to_html(sheet)}</details>" for sheet in compared
     )
     if not charts and not tables:
         return ""

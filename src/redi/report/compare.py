@@ -79,11 +79,12 @@ def _top1(line: Line) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.1f}"
+    """With a sign; a difference that rounds to zero is +0, never -0."""
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def _interval(value: tuple[float, float]) -> str:
-    return f"{value[0]:+.1f} {value[1]:+.1f}"
+    return f"{_signed(value[0])} {_signed(value[1])}"
 
 
 def _p(value: float) -> str:
@@ -159,7 +160,7 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
     for i, name in enumerate(rankings.names):
         cells = [name]
         for j in range(len(rankings.names)):
-            above, below = f"{rankings.spearman[i][j]:.2f}", f"{rankings.overlap[i][j]:.0f}"
+            above, below = f"{round(rankings.spearman[i][j], 2) + 0.0:.2f}", f"{rankings.overlap[i][j]:.0f}"
             cells.append("" if i == j else above if j > i else below)
         rows.append(cells)
     return Sheet(
@@ -170,7 +171,11 @@ def ranking_sheet(rankings: Rankings) -> Sheet:
     )
 
 
-def sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
+def sheets(bundle: Bundle, results: Results) -> list[Sheet]:
+    return list(named_sheets(bundle, results).values())
+
+
+def named_sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
     """The tables of all comparisons by the names of their files."""
     tables = {}
     for entry in bundle.comparisons:
@@ -184,7 +189,7 @@ def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) ->
     console = console or Console()
     for sheet in all_sheets:
         if len(sheet.columns) > MOST_COLUMNS:
-            console.print(escape(f"{sheet.title}: too wide for a terminal; see compare.md.\n"))
+            console.print(escape(f"{sheet.title}: too wide for a terminal; see compare.md."), end="\n\n")
             continue
         print_sheet(sheet, console, hidden=WIDE)
 
@@ -192,7 +197,7 @@ def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) ->
 def publish(folder: Path) -> list[Path]:
     """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results).values()]
+    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results)]
     artifacts.write_text(folder / "compare.md", "\n".join(map(to_markdown, everything)))
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, [folder / "curves.png"]):

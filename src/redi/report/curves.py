@@ -1,6 +1,7 @@
 """Curves of accuracy against cost."""
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from redi.corpus import TRUE_CLASS
@@ -16,6 +17,8 @@ CURVES_CAPTION = (
     "the blocks and of the reducer, relative to dense, without making the scores."
 )
 MARKERS = "osD^v<>ph*"
+#: Width of a letter of the legend in inches.
+LETTER = 0.066
 
 
 def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
@@ -27,9 +30,11 @@ def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
     curves = {name: curves_of(results, name) for name in names}
     if not any(curves.values()):
         return False
-    figure = new_figure(figsize=(5.6 * len(names) + 0.6, 5.4), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
     labels = sorted({name for lines in curves.values() for name in lines})
+    width = 5.6 * len(names) + 0.6
+    columns = max(1, int(width / (0.5 + LETTER * max(map(len, labels)))))
+    figure = new_figure(figsize=(width, 4.2 + 0.17 * ceil(len(labels) / columns)), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, classifier in zip(panels, names, strict=True):
         dense = results.row(DENSE, classifier)
         for name, points in sorted(curves[classifier].items()):
@@ -56,7 +61,7 @@ def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=2 if len(names) == 1 else 4,
+        ncols=columns,
         fontsize=8,
         frameon=False,
         title=STYLES,

@@ -26,7 +26,7 @@ _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "`": r"\textasciigrave{}",
+    "`": r"\textquoteleft{}",
     '"': "''",
     "[": "{[}",  # at the begin of a row, a bracket would be the optional argument of the row above
     "]": "{]}",
@@ -44,6 +44,8 @@ _NUMBER = r"[+-]\d+(?:\.\d+)?"
 _INTERVAL = re.compile(rf"({_NUMBER}) ({_NUMBER})")
 _POWER = re.compile(r"(\d+)e([+-]\d+)")
 _SMALL = re.compile(r"0\.(0{3,})([1-9])")
+#: A table with more rows is set in small type, so that it fits on a page.
+MOST_ROWS = 40
 #: Shrinks a table that is wider than the text, and no other.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
@@ -106,6 +108,7 @@ def to_latex(sheet: Sheet, name: str) -> str:
             r"\begin{table}[t]",
             r"\centering",
             r"\setlength{\belowcaptionskip}{6pt}",
+            *[r"\scriptsize"] * (len(sheet.rows) > MOST_ROWS),
             rf"\caption{{{escape_latex(' '.join([f'{sheet.title}.', *sheet.notes_without()]))}}}",
             rf"\label{{tab:{name}}}",
             _FIT,

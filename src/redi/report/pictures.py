@@ -67,7 +67,7 @@ def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     names = list(image.scores)
     figure = new_figure(figsize=(2.3 * (len(names) + 1), 4.9))
     panels = figure.subplots(
-        2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.94, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
+        2, len(names) + 1, gridspec_kw={"left": 0.01, "right": 0.93, "bottom": 0.02, "top": 0.93, "wspace": 0.06}
     )
     _picture(panels[0][0], image.crops[0], _caption(image))
     if image.guesses:
@@ -77,7 +77,7 @@ def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     for column, name in enumerate(names, start=1):
         colours = _heat(panels[0][column], image.crops[0], image.scores[name], image, Score.parse(name).title)
         _roles(panels[1][column], image, image.fates[name])
-    _colour_bar(figure, colours, figure.add_axes((0.945, 0.53, 0.008, 0.38)))
+    _colour_bar(figure, colours, figure.add_axes((0.945, 0.53, 0.008, 0.37)))
     _save(figure, paths)
     return figure
 
