@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from redi.cli import app
 from redi.comparison.grid import Request
+from redi.deploy.onnx_speed import REPEATS as EXPORT_REPEATS
 from redi.records.setting import Setting
 from redi.records.tuning import COSTS, MAX_DROP, MIN_AGREEMENT, TuneConfig
 from redi.runs.config import RunConfig
@@ -70,7 +71,7 @@ def test_stated_defaults_are_true() -> None:
             "--batch-size": tuned.batch,
             "--cost": f"{min(COSTS)} to {max(COSTS)}",
         },
-        "export": {"--cost": f"the setting's, else {Setting().cost}"},
+        "export": {"--cost": f"the setting's, else {Setting().cost}", "--repeats": EXPORT_REPEATS},
         "bench": {
             "--repeats": REPEATS,
             "--seconds": f"{bench.seconds:g}",

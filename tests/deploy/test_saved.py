@@ -68,8 +68,8 @@ def classifier() -> Accelerated:
     return accelerate(make_model("vit_head"), cost=0.7)
 
 
-def picture(width: int = 61, height: int = 50) -> Image.Image:
-    """Odd sizes, for which libraries round the place of the crop in different ways."""
+def picture(width: int = 59, height: int = 50) -> Image.Image:
+    """A size for which transformers' own processors would round the place of the crop in another way."""
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
@@ -201,6 +201,14 @@ def test_a_folder_of_something_else_is_neither_written_nor_read(classifier: Acce
     assert {file.name: file.read_bytes() for file in own.iterdir()} == before
     with pytest.raises(BackboneError, match=r"^\S+own holds no accelerated model: make one with redi.accelerate\(\).$"):
         Accelerated.from_pretrained(own)
+    classifier.save_pretrained(tmp_path / "damaged")
+    processor = tmp_path / "damaged" / "preprocessor_config.json"
+    processor.write_text('{"image_processor_type": "AcceleratedImageProcessor", "size": 3}')
+    with pytest.raises(BackboneError, match=r"^preprocessor_config.json of an accelerated model is damaged: save.*$"):
+        Accelerated.from_pretrained(tmp_path / "damaged")
+    processor.unlink()
+    with pytest.raises(BackboneError, match=r"^There is no preprocessor_config.json in \S+: save the model again.$"):
+        Accelerated.from_pretrained(tmp_path / "damaged")
     (tmp_path / "file").touch()
     with pytest.raises(ArtifactError, match=r"^\S+file cannot be written: .*$"):
         classifier.save_pretrained(tmp_path / "file")
@@ -275,7 +283,7 @@ def test_the_card_has_the_curve_its_data_and_no_local_path(tmp_path: Path) -> No
     metadata = ModelCard(card).data.to_dict()
     assert (metadata["library_name"], metadata["license"]) == ("redi", "mit")
     assert metadata["pipeline_tag"] == "image-classification"
-    for file in ("README.md", "tune.json", "config.json", "setting.json"):
+    for file in ("README.md", "tune.json", "config.json", "setting.json", "dense/config.json"):
         assert str(tmp_path) not in (tmp_path / "faster" / file).read_text()
     again = Accelerated.from_pretrained(tmp_path / "faster")
     again.save_pretrained(tmp_path / "again" / "faster")

@@ -31,7 +31,7 @@ class AcceleratedImageProcessor(BaseImageProcessor):
         settings: Any = self
         filters = {int(resample): resample for resample in FILTERS.values()}
         try:
-            values = (
+            own = Preprocessing(
                 int(settings.size["shortest_edge"]),
                 int(settings.crop_size["height"]),
                 tuple(map(float, settings.image_mean)),
@@ -39,8 +39,10 @@ class AcceleratedImageProcessor(BaseImageProcessor):
                 filters[settings.resample],
             )
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise BackboneError("preprocessor_config.json of an accelerated model is damaged: save it again.") from None
-        return Preprocessing(*values)
+            own = None
+        if own is None or not 0 < own.size <= own.shorter:
+            raise BackboneError("preprocessor_config.json of an accelerated model is damaged: save it again.")
+        return own
 
     def preprocess(self, images: Any, return_tensors: str | None = None, **changes: Any) -> BatchFeature:
         """The pixels of one picture or of a list of pictures."""

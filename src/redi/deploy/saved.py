@@ -157,7 +157,10 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
     if kind not in CONFIGS:
         raise BackboneError(f"{name_or_path} holds no accelerated model: make one with redi.accelerate().")
     stored = read_json(folder / CONFIG)
-    _require_unchanged(config, CONFIGS[kind].from_dict(stored))
+    _require_unchanged(config, stored)
+    for file in (SETTING, PROCESSOR):
+        if not (folder / file).exists():
+            raise BackboneError(f"There is no {file} in {folder}: save the model again.")
     backbone = load_backbone(folder / DENSE)
     processor = read_json(folder / PROCESSOR)
     if processor.get("image_processor_type") == AcceleratedImageProcessor.__name__:  # the user may have saved another
@@ -168,11 +171,11 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
     return Loaded(backbone, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))
 
 
-def _require_unchanged(given: Any, stored: PreTrainedConfig) -> None:
+def _require_unchanged(given: Any, stored: dict[str, Any]) -> None:
     """Refuse a configuration that the caller has changed: it would have no effect."""
     if given is None:
         return
-    before, free = stored.to_dict(), {"dtype", "transformers_version", "_name_or_path"}
+    before, free = type(given).from_dict(stored).to_dict(), {"dtype", "transformers_version", "_name_or_path"}
     changed = [name for name, value in given.to_dict().items() if name not in free and value != before.get(name)]
     if getattr(given, "_attn_implementation", None) not in (None, "sdpa"):  # which an accelerated model uses
         changed.append("attn_implementation")
