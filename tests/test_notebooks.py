@@ -31,5 +31,6 @@ def test_they_are_stored_with_small_outputs_and_no_path_of_a_machine() -> None:
         assert len(text) < 700_000
         assert "/tmp/" not in text
         assert "site-packages" not in text
+        assert '"display_data"' not in text, "a table is shown once, as the value of its cell"
         assert all(cell["execution_count"] for cell in cells(notebook)), "run scripts/run_notebooks.py"
         assert sum("image/png" in str(cell["outputs"]) for cell in cells(notebook)) >= 3

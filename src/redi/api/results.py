@@ -107,12 +107,11 @@ class ComparisonResult(Shown):
 
     def plot(self) -> Any:
         """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison."""
-        panels = {
-            f"{entry.title}, {entry.classifier} classifier": [
-                Dot(line.row.title, line.row.delta_dense, *line.dense_interval) for line in entry.lines
-            ]
-            for entry in self.bundle.comparisons
-        }
+        panels = {}
+        for entry in self.bundle.comparisons:
+            lines = sorted(entry.lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+            dots = [Dot(line.row.title, line.row.delta_dense, *line.dense_interval) for line in lines]
+            panels[f"{entry.title}, {entry.classifier} classifier"] = dots
         return draw_dots(panels, "points of Top-1 against dense, 95 %", 0)
 
     def print(self) -> None:

@@ -50,9 +50,8 @@ def _html(sheet: Sheet) -> str:
 
 def _line(tag: str, cells: Sequence[str], bold: set[int] | frozenset[int] = frozenset()) -> str:
     texts = [f"<strong>{_text(cell)}</strong>" if k in bold else _text(cell) for k, cell in enumerate(cells)]
-    sides = ["left", *["right"] * (len(cells) - 1)]
-    style = "white-space: nowrap; text-align:"
-    parts = (f'<{tag} style="{style} {side}">{text}</{tag}>' for side, text in zip(sides, texts, strict=True))
+    styles = ["text-align: left", *["text-align: right; white-space: nowrap"] * (len(cells) - 1)]
+    parts = (f'<{tag} style="{style}">{text}</{tag}>' for style, text in zip(styles, texts, strict=True))
     return f"<tr>{''.join(parts)}</tr>"
 
 
