@@ -44,7 +44,7 @@ def test_the_demo_runs_prints_its_tables_and_is_quick_the_second_time(
     printed = capsys.readouterr()
     for text in ("Table 1", "Table 2", "Table 3", "What you can deploy", "Object kept"):
         assert text in printed.out
-    assert printed.out.count("redi.accelerate  ") == printed.out.count("ToMe  ") == 3, "at three costs"
+    assert printed.out.count("\n redi.acc") == printed.out.count("\n ToMe ") == 3, "at three costs"
     results = read_results(tmp_path / "run")
     assert [row.tokens for row in results.rows[:11]] == [201, *[107] * 10]
     assert {row.reducer for row in results.rows[11:]} == {"protected", "tome"}

@@ -542,8 +542,9 @@ def test_what_can_be_deployed_stands_beside_the_oracle(watched: Watched, folder:
 
 def test_axe_finds_nothing(watched: Watched, explorer: Explorer) -> None:
     page = watched.open()
-    for width in (1280, 390):
-        page.emulate_media(color_scheme="dark" if width == 390 else "light")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        width = 1280 if scheme == "light" else 390
         page.set_viewport_size({"width": width, "height": 844})
         for place in ("#top", f"#image={explorer.indices[3]}", "#word=3"):
             page.evaluate("place => location.hash = place", place)
@@ -551,7 +552,7 @@ def test_axe_finds_nothing(watched: Watched, explorer: Explorer) -> None:
                 page.locator("#roles").focus()
                 page.keyboard.press("ArrowRight")
             found = Axe().run(page)
-            assert found.violations_count == 0, (width, place, found.generate_report())
+            assert found.violations_count == 0, (scheme, width, place, found.generate_report())
 
 
 def test_light_and_dark(watched: Watched, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _sheet(rows: list[Measured], deployed: Deployed, classifier: str) -> Sheet:
     where = deployed.environment
     return Sheet(
         f"What you can deploy, {classifier} classifier, {rows[0][0].images} images",
-        ("Configuration", "Cost", "Top-1", "Δ", "95 % of Δ", "Agrees", "Speed-up"),
+        ("Configuration", "Cost", "Top-1", "Δ", "95 % of Δ", "Same", "Speed-up"),
         [
             [
                 title(row),
@@ -55,7 +55,7 @@ def _sheet(rows: list[Measured], deployed: Deployed, classifier: str) -> Sheet:
             for row, timing in rows
         ],
         [
-            "No row needs a label or a dense pass. Δ: points of Top-1 against dense. Agrees: percent of images with "
+            "No row needs a label or a dense pass. Δ: points of Top-1 against dense. Same: percent of images with "
             "dense's Top-1.",
             "Speed-up: dense's time divided by the row's; median and quartiles of calls in turn, measured with batch "
             f"{dense.batch} in FP32 ({where.device}, threads: {where.threads}). Dense takes {dense.median_ms:.0f} ms.",

@@ -106,7 +106,7 @@ def _deployable(rows: list[Measured], classifier: str) -> str:
     return _card(
         what,
         f"{timing.speedup:.2f} times as fast, {row.delta_dense:+.1f} points",
-        ("Cost", "Speed-up", "Δ dense", "95 % of Δ", "Agree, %", f"{TITLES[PEER]}, Δ"),
+        ("Cost", "Speed-up", "Δ dense", "95 % of Δ", "Same, %", f"{TITLES[PEER]}, Δ"),
         [
             [
                 f"{row.cost:.2f}",
@@ -119,5 +119,5 @@ def _deployable(rows: list[Measured], classifier: str) -> str:
             for row, timing in own
         ],
         f"It needs no label and no dense pass. The large numbers are those of cost {row.cost:.2f}, its default. Speed "
-        f"was measured, with batch {timing.batch}. {TITLES[PEER]}: at the same cost.",
+        f"was measured, with batch {timing.batch}. Same: images with dense's Top-1. {TITLES[PEER]}: at the same cost.",
     )
