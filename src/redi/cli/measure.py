@@ -81,10 +81,9 @@ def compare(
     from redi.api.protocol import measure_comparison
 
     grid = {"scorer": scorer, "labels": labels, "reducer": reducer, "keep": keep, "tokens": tokens, "cost": cost}
-    grid |= {"after": after, "name": name}
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     with interruptible():
-        result = measure_comparison(run, study, against, {**grid, **runtime}, dry_run)
+        result = measure_comparison(run, study, against, {**grid, "after": after, "name": name, **runtime}, dry_run)
     if result is not None:
         result.print()
         for path in result.written:
