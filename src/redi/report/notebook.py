@@ -43,8 +43,8 @@ def _html(sheet: Sheet) -> str:
         for number in numbers:
             bold = {column for row, column in sheet.strong if row == number}
             lines.append(_line("td", sheet.rows[number], bold))
-    title = f'<caption style="text-align: left; white-space: nowrap"><strong>{_text(sheet.title)}</strong></caption>'
-    notes = "".join(f"<div><small>{_text(note)}</small></div>" for note in sheet.notes)
+    title = f'<caption style="text-align: left; white-space: nowrap"><strong>{_text(sheet.heading)}</strong></caption>'
+    notes = "".join(f"<div><small>{_text(note)}</small></div>" for note in sheet.notes_without())
     return f"<table>{title}{''.join(lines)}</table>{notes}"
 
 
