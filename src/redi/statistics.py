@@ -72,7 +72,7 @@ def paired_bound(lost: int, gained: int, images: int) -> float:
         raise InvalidInput(f"{lost} lost and {gained} gained images do not fit into {images} images.")
     first, second = lost / images, gained / images
     low, high = first - second, 1.0
-    for _ in range(50):  # bisection, to far below the step of one image
+    for _ in range(40):  # bisection, to far below the step of one image
         drop = (low + high) / 2
         excess = drop - (first - second) - 1 / (2 * images)
         exceeded = excess > Z_ONE_SIDED * sqrt(_score_variance(first, second, drop) / images)

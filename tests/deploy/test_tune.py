@@ -223,6 +223,7 @@ def test_the_cheapest_setting_is_recommended_whose_bound_and_all_before_it_are_a
 def test_without_a_recommendation_the_best_measured_setting_is_chosen() -> None:
     points = [point(0.5, 9.0, 1.6), point(0.6, 4.0, 1.4), point(0.7, 4.0, 1.2), point(0.9, 2.0, 0.9)]
     assert choose(points, 1.0) == (1, 4.0), "the cheapest of equal ones that are faster"
+    assert choose([*points, point(0.95, 6.0, 1.01)], 1.0) == (1, 6.0), "an unlucky one before it does not matter"
     assert choose([point(0.6, 0.5, 1.3), point(0.9, 2.0, 0.9)], 1.0) == (0, 2.0), "it is not recommended either"
     assert choose([point(0.6, 0.1, 0.9)], 1.0) == (None, 0.0), "dense"
 

@@ -42,10 +42,10 @@ def calibrate(
     say(f"  calibrating the schedule on {len(images)} + {len(others)} images, cost {cost:g}")
     search = _Search(dense, readout, images, readout.logits(dense, images, "dense, images to calibrate on"), cost)
     best = search.descend(default)
-    others_dense = readout.logits(dense, others)
+    others_dense = readout.logits(dense, others, "dense, images to confirm on")
 
     def unseen(shape: Shape) -> float:
-        logits = readout.logits(search.model(shape), others)
+        logits = readout.logits(search.model(shape), others, "confirming")
         return divergence(others_dense, logits).mean().item()
 
     checked = {shape: unseen(shape) for shape in (best, default)}  # computed once if the two are equal
@@ -75,7 +75,7 @@ class _Search:
         model = self.model(shape)
         schedule = model.schedule(model.grid)
         if schedule not in self.tried:
-            logits = self.readout.logits(model, self.images, f"schedule {len(self.tried) + 1}")
+            logits = self.readout.logits(model, self.images, f"calibrating, schedule {len(self.tried) + 1}")
             self.tried[schedule] = divergence(self.dense_logits, logits)
         return self.tried[schedule]
 

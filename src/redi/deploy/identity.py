@@ -33,15 +33,13 @@ def identify(backbone: Backbone) -> TunedModel:
 
 def require_own_model(setting: Setting, backbone: Backbone) -> None:
     """Refuse a setting of another kind of model. Warn of other weights, and of a setting outside its tolerance."""
-    if setting.outside:
-        say(f"warning: this setting is outside the tolerance: {setting.outside}")
-    if setting.model is None:
-        return
-    model = identify(backbone)
-    if replace(model, weights=setting.model.weights) != setting.model:
+    model = identify(backbone) if setting.model else None
+    if model and setting.model and replace(model, weights=setting.model.weights) != setting.model:
         raise ConfigError(f"This setting is for a {setting.model}, not for a {model}: run `redi tune` for this model.")
     if model != setting.model:
         say(
             "warning: this setting was tuned on other weights or in another precision: run `redi tune` again to know "
             "what it loses here."
         )
+    if setting.outside:
+        say(f"warning: this setting is outside the tolerance: {setting.outside}")

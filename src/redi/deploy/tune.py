@@ -112,7 +112,7 @@ def _announce(config: TuneConfig, labelled: bool, images: int) -> None:
         say(f"  warning: {unused} is not used: {reason}")
     fewest, some = images_needed(0, 0, allowed), images_needed(*flips, allowed)
     if fewest is None:
-        say(f"  warning: {option} cannot be shown with any number of images")
+        say(f"  warning: {option} cannot be shown with any number of images if no decision changes")
         return
     likely = f", some {some} if {100 * FLIPS:g} % change" if some else ""
     warning = "warning: " if images < (some or fewest) else ""
@@ -135,8 +135,8 @@ def choose(points: Sequence[Point], allowed: float) -> tuple[int | None, float]:
     truly outside passes with a chance of at most 5 %, and no cheaper one is reached otherwise. So the chance of a
     wrong recommendation is at most 5 %, for any number of points on the same images, without a correction.
 
-    If no point passes, it is the faster one with the lowest bound, and the cheapest of equal ones; the bound then
-    exceeds the tolerance. If no point is faster, the position is None, which means dense.
+    If no point passes, it is the faster one with the lowest bound of its own, and the cheapest of equal ones; the
+    returned bound then exceeds the tolerance. If no point is faster, the position is None, which means dense.
     """
     order = sorted(range(len(points)), key=lambda k: points[k].cost, reverse=True)
     # A point is as good as the worst of those that are tested before it.
@@ -145,7 +145,7 @@ def choose(points: Sequence[Point], allowed: float) -> tuple[int | None, float]:
     if not faster:
         return None, 0.0
     inside = [k for k in faster if bounds[k] <= allowed]
-    chosen = inside[-1] if inside else min(faster, key=lambda k: (bounds[k], points[k].cost))
+    chosen = inside[-1] if inside else min(faster, key=lambda k: (points[k].drop_bound, points[k].cost))
     return chosen, bounds[chosen]
 
 
