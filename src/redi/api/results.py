@@ -102,8 +102,8 @@ class ComparisonResult(Shown):
     def sheets(self) -> Sequence[Sheet]:
         results = read_results(self.folder)
         timed = any(entry.study.startswith(ACCELERATE) for entry in self.bundle.comparisons)
-        deployed = deployed_sheets(results, earlier_deployed(self.folder)) if timed else []
-        return [*deployed, *comparison_sheets(self.bundle, results)]
+        deployed = deployed_sheets(results, earlier_deployed(self.folder)) if timed else {}
+        return [*deployed.values(), *comparison_sheets(self.bundle, results)]
 
     def plot(self) -> Any:
         """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison."""

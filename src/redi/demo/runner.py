@@ -62,7 +62,7 @@ def run_demo(
     results = _with_coverage(out, config, masks, read_results(out))
     console = Console()
     print_tables(results, console)
-    for sheet in (*deployed_sheets(results, earlier_deployed(out)), coverage_sheet(results)):
+    for sheet in (*deployed_sheets(results, earlier_deployed(out)).values(), coverage_sheet(results)):
         print_sheet(sheet, console)
     page = build_report(out)
     say(f"Finished in {monotonic() - begin:.0f} s. Every number is in {out / FILE}. Open the report:")

@@ -68,7 +68,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "oracle": escape(LABELS_USED),
         "cards": cards(results, deployed),
         "facts": _facts(results),
-        "tables": "".join(map(to_html, [*deployed_sheets(results, deployed), *paper_tables(results).values()])),
+        "tables": "".join(map(to_html, (deployed_sheets(results, deployed) | paper_tables(results)).values())),
         "curves_link": '<a href="#curves">Accuracy and cost</a>' if curves else "",
         "curves": curves,
         "fits": escape(figure2.fits),

@@ -197,7 +197,8 @@ def print_sheets(all_sheets: Iterable[Sheet], console: Console | None = None) ->
 def publish(folder: Path) -> list[Path]:
     """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    everything = [*deployed_sheets(results, earlier_deployed(folder)), *sheets(read_bundle(folder), results)]
+    deployed = deployed_sheets(results, earlier_deployed(folder))
+    everything = [*deployed.values(), *sheets(read_bundle(folder), results)]
     artifacts.write_text(folder / "compare.md", "\n".join(map(to_markdown, everything)))
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, [folder / "curves.png"]):

@@ -29,13 +29,13 @@ def spread(timing: Timing) -> str:
     return f"{timing.speedup:.2f} ({timing.speedup_low:.2f}-{timing.speedup_high:.2f})"
 
 
-def deployed_sheets(results: Results, deployed: Deployed | None) -> list[Sheet]:
-    """One table per classifier; none if the run has no times of rows."""
-    return [
-        _sheet(rows, deployed, classifier)
+def deployed_sheets(results: Results, deployed: Deployed | None) -> dict[str, Sheet]:
+    """One table per classifier by the name of its file; none if the run has no times of rows."""
+    return {
+        f"deployed-{classifier}": _sheet(rows, deployed, classifier)
         for classifier in results.classifiers
         if deployed and (rows := deployed_rows(results, deployed, classifier))
-    ]
+    }
 
 
 def _sheet(rows: list[Measured], deployed: Deployed, classifier: str) -> Sheet:

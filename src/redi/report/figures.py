@@ -6,12 +6,14 @@ from pathlib import Path
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
 from redi.records.comparison import earlier_bundle
+from redi.records.deployed import earlier_deployed
 from redi.records.outputs import require_no_link, require_run
 from redi.records.reading import build
 from redi.records.results import read_results
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.report.compare import named_sheets
 from redi.report.curves import CURVES_CAPTION, draw_curves
+from redi.report.deployed import deployed_sheets
 from redi.report.explorer import Explorer, telling_image
 from redi.report.latex import document, figure_latex, to_latex
 from redi.report.pictures import draw_overview, overview_caption
@@ -53,7 +55,8 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     if draw_curves(results, paths("curves")):
         captions["curves"] = CURVES_CAPTION
     texts = {f"{name}.tex": figure_latex(name, caption) for name, caption in captions.items()}
-    tables = {**paper_tables(results), **named_sheets(earlier_bundle(folder), results)}
+    deployed = deployed_sheets(results, earlier_deployed(folder))
+    tables = paper_tables(results) | deployed | named_sheets(earlier_bundle(folder), results)
     for name, sheet in tables.items():
         texts |= {f"{name}.tex": to_latex(sheet, name), f"{name}.md": to_markdown(sheet)}
     texts[DOCUMENT] = document([*captions, *tables])
