@@ -1,6 +1,7 @@
 # make test   set everything up and run lint, types and tests
 # make demo   set everything up and run the main job on the embedded default
 # make test-matrix  backbones and loading with the oldest and the newest transformers and timm
+# make notebooks  run the notebooks of docs/notebooks and store their outputs
 # make bench  the speed ratios of benchmarks/README.md
 # make chaos  the long campaign against the program (docs/RELIABILITY.md)
 # make browser  Chromium for the tests of the report's page, where there is none
@@ -13,7 +14,7 @@ STAMP  := $(VENV)/.installed
 MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/comparison/test_diagnose.py \
 	tests/deploy/test_deploy.py tests/deploy/test_saved.py
 
-.PHONY: setup lint types browser test test-matrix demo format bench chaos clean
+.PHONY: setup lint types browser test test-matrix demo format notebooks bench chaos clean
 
 setup: $(STAMP)
 
@@ -77,6 +78,9 @@ format: setup
 
 demo: setup
 	$(BIN)/redi demo --out runs/demo
+
+notebooks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/run_notebooks.py
 
 bench: setup
 	$(BIN)/python benchmarks/library.py

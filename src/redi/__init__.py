@@ -16,6 +16,10 @@ __version__ = "0.1.0"
 
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {
+    "api": (
+        *("bench", "compare", "export", "inspect", "run", "tune"),
+        *("ComparisonResult", "ExportResult", "InspectionResult", "RunResult", "SpeedResult", "TuneResult"),
+    ),
     "attention": (),
     "backbone": ("Backbone", "Tokens", "load_backbone"),
     "budget": ("Budget",),
@@ -37,6 +41,20 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from redi.api import (
+        ComparisonResult as ComparisonResult,
+        ExportResult as ExportResult,
+        InspectionResult as InspectionResult,
+        RunResult as RunResult,
+        SpeedResult as SpeedResult,
+        TuneResult as TuneResult,
+        bench as bench,
+        compare as compare,
+        export as export,
+        inspect as inspect,
+        run as run,
+        tune as tune,
+    )
     from redi.backbone import Backbone as Backbone, Tokens as Tokens, load_backbone as load_backbone
     from redi.budget import Budget as Budget
     from redi.deploy import Accelerated as Accelerated, Setting as Setting, accelerate as accelerate

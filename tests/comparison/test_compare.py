@@ -167,7 +167,7 @@ def test_every_study_runs_and_its_rows_are_in_the_results(folder: Path) -> None:
     assert len(changed) > 10
     assert not changed & points, "ablations are no points of a curve"
     assert read_bundle(folder) == bundle
-    for path in publish(folder, bundle):
+    for path in publish(folder):
         assert path.stat().st_size > 0
     execute(saved_config(folder))
     assert [row.name for row in read_results(folder).rows] == names, "a further run keeps them"

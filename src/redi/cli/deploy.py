@@ -1,11 +1,10 @@
 """Commands that make a model faster: tune and export."""
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated
 
 from redi.cli import options
-from redi.cli.app import app, echo, given, interruptible
+from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
 
 Images = Annotated[str, option(DATA, "Images: class folders, a flat folder, shards or hf:owner/name:split.")]
@@ -46,50 +45,29 @@ def tune(
     `redi tune google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
-    from redi.deploy.tune import tune as find
-    from redi.records.outputs import TUNED, require_apart, require_own
-    from redi.records.tuning import TuneConfig
-    from redi.report.tune import draw_curve, print_tuned
-    from redi.runs.places import data_places
+    from redi.api import tune as find
 
-    changes = {
-        "costs": tuple(cost) if cost else None,
-        "calibration": calibration,
-        "check": check,
-        "class_map": class_map,
-        "size": size,
-        "resize": resize,
-        "batch": batch_size,
-        "repeats": repeats,
-        "device": device,
-        "workers": workers,
-        "threads": threads,
-    }
-    config = TuneConfig(backbone, images, max_drop, **given(changes)).checked()
-    places = [("the images", place) for place in data_places(images)]
-    places += [("the model", place) for place in data_places(backbone.removeprefix("timm:"))]
-    require_apart(out, places)
-    require_own(out, TUNED)
-    _make_writable(out)
     with interruptible("stopped; nothing was written."):
-        tuned = find(config)
-    print_tuned(tuned)  # first, so that the numbers are seen even if the disk is full
-    written = tuned.write(out)
-    draw_curve(tuned, out / "curve.png")
-    for path in (*written, out / "curve.png"):
+        result = find(
+            backbone,
+            images,
+            out=out,
+            class_map=class_map,
+            size=size,
+            resize=resize,
+            calibration=calibration,
+            check=check,
+            max_drop=max_drop,
+            cost=cost,
+            batch_size=batch_size,
+            repeats=repeats,
+            device=device,
+            workers=workers,
+            threads=threads,
+        )
+    result.print()
+    for path in result.written:
         echo(f"written: {path}")
-
-
-def _make_writable(folder: Path) -> None:
-    """Create a folder, and fail before the work if it cannot be written to."""
-    from redi.errors import ConfigError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be written to: {error.strerror}.") from None
 
 
 @app.command()
@@ -118,37 +96,31 @@ def export(
     Examples: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`, `redi export
     google/vit-base-patch16-224 --cost 0.65 --batch-size 8 --measure --threads 1`
     """
-    from redi.backbone import load_backbone
+    from redi.api import export as write
     from redi.checks import require_threads
     from redi.demo.examples import example_pixels
-    from redi.deploy import accelerate
-    from redi.deploy.export import export as write
     from redi.deploy.onnx_speed import measure_export
     from redi.errors import ConfigError
     from redi.records.outputs import require_file
     from redi.records.timing import write_bench
     from redi.report.bench import print_bench
 
-    require_file(out, (".onnx",), Path(backbone.removeprefix("timm:")).glob("*.onnx"))
     record = out.with_suffix(".json")
     if measure:
         require_file(record, (".json",), replaces=("rows", "environment", "overheads"))
-    if min(batch_size, repeats) < 1:
-        raise ConfigError("--batch-size and --repeats must be at least 1.")
+    if repeats < 1:
+        raise ConfigError(f"--repeats must be at least 1, not {repeats}.")
     require_threads(threads)
-    model = load_backbone(backbone)
-    model = model.at_size(size) if size else model
-    faster = accelerate(model, cost, setting)
-    pixels = example_pixels(model.preprocessing, batch_size, image)
-    exported = write(faster, out, pixels)
-    shape = "x".join(map(str, exported.inputs))
+    result = write(backbone, out, cost=cost, setting=setting, size=size, batch_size=batch_size, image=image)
+    exported, shape = result.exported, "x".join(map(str, result.exported.inputs))
     echo(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "
-        f"{', '.join(exported.outputs)}, cost {faster.cost():.3f}"
+        f"{', '.join(exported.outputs)}, cost {result.model.cost():.3f}"
     )
     echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")
     if measure:
+        pixels = example_pixels(result.model.backbone.preprocessing, batch_size, image)
         with interruptible(f"stopped; {out} is written, its speed was not measured."):
-            result = measure_export(faster, out, pixels, backbone, repeats=repeats, threads=threads)
-        print_bench(result)
-        echo(f"records: {write_bench(record, result)}")
+            speed = measure_export(result.model, out, pixels, backbone, repeats=repeats, threads=threads)
+        print_bench(speed)
+        echo(f"records: {write_bench(record, speed)}")

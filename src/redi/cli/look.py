@@ -69,26 +69,18 @@ def inspect(
     Examples: `redi inspect cat.jpg --run runs/vitb16`, `redi inspect cat.jpg --run runs/vitb16 --class "tabby cat"`,
     `redi inspect cat.jpg --backbone facebook/dinov2-small`.
     """
-    from redi.errors import ConfigError
-    from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
-    from redi.report.inspection import print_inspection, write_picture
-    from redi.rows import MAIN_ROW, PRODUCTS
-    from redi.runs.config import saved_config
-    from redi.runs.places import run_data
-    from redi.stages.inspect import inspect_alone, inspect_in_run
+    from redi.api import inspect as explain
 
-    if (run is None) == (not backbone):
-        raise ConfigError("Give either --run RUN or --backbone NAME.")
-    if scorer and scorer not in PRODUCTS:
-        raise ConfigError(f"--scorer must be a product, one of {', '.join(PRODUCTS)}, not {scorer!r}.")
     out = out or Path(f"{image.stem}-redi.png")
-    require_file(out, PICTURE_SUFFIXES, [path for path in (image, names) if path])
-    if run is None:
-        if class_ or names or scorer:
-            raise ConfigError("--class, --names and --scorer need the corpus of a run: --run RUN.")
-        explained = inspect_alone(image, backbone, device or "auto")
-    else:
-        require_apart(out, run_data(saved_config(run)))
-        explained = inspect_in_run(image, run, class_, device or "auto", names)
-    print_inspection(explained, scorer or MAIN_ROW)
-    echo(f"picture: {write_picture(explained, scorer or MAIN_ROW, out)}")
+    result = explain(
+        image,
+        run,
+        backbone=backbone or "",
+        class_name=class_,
+        scorer=scorer,
+        names=names,
+        device=device or "auto",
+        out=out,
+    )
+    result.print()
+    echo(f"picture: {out}")

@@ -74,25 +74,15 @@ def compare(
     It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
     stopped, the same command continues where it was.
     """
-    from redi.comparison.compare import compare as measure
-    from redi.comparison.grid import Request
-    from redi.comparison.studies import STUDIES
-    from redi.errors import ConfigError
-    from redi.report.compare import publish
-    from redi.runs.config import overlay, saved_config
+    from redi.api.protocol import measure_comparison
 
+    grid = {"scorer": scorer, "labels": labels, "reducer": reducer, "keep": keep, "tokens": tokens, "cost": cost}
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
-    config = overlay(saved_config(run), given({"runtime": runtime}), "options").checked()
-    sizes = {"keeps": keep, "tokens": tokens, "costs": cost, "after": after}
-    grid_options = given({"scorers": scorer, "labels": labels, "reducers": reducer, **sizes})
-    if not (scorer or reducer) and grid_options:
-        raise ConfigError("--labels, --keep, --tokens, --cost and --after need --scorer or --reducer.")
-    request = Request(**grid_options) if scorer or reducer else None
-    studies = study or ([] if request else list(STUDIES))
     with interruptible():
-        bundle = measure(config, studies, request, against, dry_run)
-    if bundle is not None:
-        for path in publish(run, bundle):
+        result = measure_comparison(run, study, against, {**grid, "after": after, **runtime}, dry_run)
+    if result is not None:
+        result.print()
+        for path in result.written:
             echo(f"written: {path}")
 
 
@@ -136,28 +126,26 @@ def bench(
     Examples: `redi bench --quick`, `redi bench --model-size base --batch-size 8 --dtype fp32 --mode eager`,
     `redi bench --backbone facebook/dinov2-small --reducer tome --reducer prune`.
     """
-    from redi.records.outputs import require_file
-    from redi.records.timing import write_bench
-    from redi.report.bench import print_bench
-    from redi.speed.bench import BenchConfig, run_bench
+    from redi.api import bench as measure
 
-    several = {"reducers": reducer, "batch_sizes": batch_size, "dtypes": dtype, "modes": mode}
-    config = BenchConfig(
-        backbone or "",
-        model_size,
-        **{name: tuple(values or ()) for name, values in several.items()},  # type: ignore[arg-type]
-        scoring=scoring,
-        repeats=repeats,
-        seconds=seconds,
-        threads=threads or 0,
-        device=device or "auto",
-        quick=quick,
-        cost=cost,
-    )
-    require_file(out, (".json",), replaces=("rows", "environment", "overheads"))
     with interruptible(f"stopped; the finished groups are in {out}."):
-        result = run_bench(config, save=lambda so_far: write_bench(out, so_far))
-    print_bench(result)
+        result = measure(
+            backbone,
+            out=out,
+            model_size=model_size,
+            reducer=reducer,
+            cost=cost,
+            scoring=scoring,
+            batch_size=batch_size,
+            dtype=dtype,
+            mode=mode,
+            repeats=repeats,
+            seconds=seconds,
+            device=device,
+            threads=threads,
+            quick=quick,
+        )
+    result.print()
     echo(f"records: {out}")
 
 

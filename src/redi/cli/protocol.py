@@ -8,7 +8,7 @@ import typer
 
 from redi import __version__
 from redi.cli import options
-from redi.cli.app import app, echo, given, interruptible
+from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, option
 from redi.stages import HELP
 
@@ -67,35 +67,17 @@ def _run_command(until: str) -> Callable[..., None]:
     return command
 
 
-#: Options that belong to a table of the configuration; all others are fields of the configuration itself.
-TABLES = {
-    "words": ("vocabulary", "n_words"),
-    "passes": ("vocabulary", "n_passes"),
-    "features": ("probe", "features"),
-    **{name: ("runtime", name) for name in ("device", "batch_size", "workers", "threads", "cache", "strict")},
-}
-
-
-def _execute(values: dict[str, Any], until: str) -> None:
-    """Build the configuration from the options and run."""
+def _execute(settings: dict[str, Any], until: str) -> None:
+    from redi.api import RunResult
+    from redi.api.settings import run_config
     from redi.pipeline import execute
-    from redi.report.tables import print_tables
-    from redi.runs.config import RunConfig, overlay, read_config
 
-    file, dry_run = values.pop("config"), values.pop("dry_run")
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in TABLES:
-            table, field = TABLES[name]
-            changes.setdefault(table, {})[field] = value
-        else:
-            changes[name] = value
-    base = read_config(file) if file else RunConfig()
-    config = overlay(base, given(changes), "options").checked()
+    file, dry_run = settings.pop("config"), settings.pop("dry_run")
+    config = run_config(settings, file)
     with interruptible():
         results = execute(config, until, dry_run)
     if results is not None:
-        print_tables(results)
+        RunResult(Path(config.out)).print()
         echo(f"results: {Path(config.out) / 'results.json'}")
         echo(f"Next: redi report {config.out}, redi compare {config.out}")
 

@@ -4,7 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from redi.records.timing import BenchResult, Overhead, Timing
-from redi.report.sheets import plain_table
+from redi.report.sheets import Sheet, plain_table
 
 PRECISION = {"fp32": "FP32", "bf16": "BF16"}
 MODE = {"eager": "eager SDPA", "compile": "torch.compile", "onnxruntime": "onnxruntime"}
@@ -20,19 +20,25 @@ def print_bench(result: BenchResult, console: Console | None = None) -> None:
         markup=False,
         highlight=False,
     )
-    for group in dict.fromkeys((row.batch, row.dtype, row.mode) for row in result.rows):
-        rows = [row for row in result.rows if (row.batch, row.dtype, row.mode) == group]
-        console.print(timing_table(rows))
-    if result.overheads:
-        console.print(overhead_table(result.overheads))
+    for sheet in bench_sheets(result):
+        console.print(_narrow_table(sheet) if sheet.rows else Text(f"{sheet.title}: {sheet.notes[0]}\n"))
     for name, meaning in environment["definitions"].items():
         console.print(f"{name.capitalize()}: {meaning}", markup=False, highlight=False)
 
 
-def timing_table(rows: list[Timing]) -> RenderableType:
+def bench_sheets(result: BenchResult) -> list[Sheet]:
+    """A table per batch, precision and mode, and one of the overheads."""
+    groups: dict[tuple[int, str, str], list[Timing]] = {}
+    for row in result.rows:
+        groups.setdefault((row.batch, row.dtype, row.mode), []).append(row)
+    overheads = [overhead_sheet(result.overheads)] if result.overheads else []
+    return [*map(timing_sheet, groups.values()), *overheads]
+
+
+def timing_sheet(rows: list[Timing]) -> Sheet:
     """The table of one batch, precision and mode: medians and, in parentheses, quartiles.
 
-    The lines below the table say how long compiling took, and what could not be measured and why.
+    The notes say how long compiling took, and what could not be measured and why.
     """
     first = rows[0]
     title = f"Batch {first.batch}, {PRECISION[first.dtype]}, {MODE[first.mode]}"
@@ -42,39 +48,44 @@ def timing_table(rows: list[Timing]) -> RenderableType:
         if row.median_ms is None:
             reasons.setdefault(row.note, []).append(_name(row))
     if not measured:
-        return Text(f"{title}: not measured, {'; '.join(reasons)}\n")
+        return Sheet(title, (), [], [f"not measured, {'; '.join(reasons)}"])
     slow = max(row.high_ms or 0 for row in measured) >= 9999.5  # five digits would not fit
     unit, scale = ("s", 1e-3) if slow else ("ms", 1)
-    memory = any(row.memory_mb is not None for row in rows)
-    columns = ("Configuration", "Tokens", unit, "Speed-up", "Analytic", "MB")
-    table = plain_table(title, columns if memory else columns[:-1])
-    table.padding, table.show_edge = (0, 1, 0, 0), False  # to fit 80 characters
-    for row in measured:
-        cells = (
+    width = 6 if any(row.memory_mb is not None for row in rows) else 5
+    cells = [
+        [
             "  with scoring" if row.scoring else row.row,
             _number(row.tokens),
             _quartiles(row.median_ms, row.low_ms, row.high_ms, scale),
             _quartiles(row.speedup, row.speedup_low, row.speedup_high),
             _number(row.predicted),
             _number(row.memory_mb),
-        )
-        table.add_row(*cells if memory else cells[:-1])
-    below = [f"Not measured: {', '.join(names)}, {note}" for note, names in reasons.items()]
+        ]
+        for row in measured
+    ]
+    notes = [f"Not measured: {', '.join(names)}, {note}" for note, names in reasons.items()]
     times = [(_name(row), row.compile_seconds) for row in measured if row.compile_seconds]
     if times:
-        below.append("Compiling, s: " + ", ".join(f"{name} {_number(seconds)}" for name, seconds in times))
-    return Group(table, *map(Text, below), "")
+        notes.append("Compiling, s: " + ", ".join(f"{name} {_number(seconds)}" for name, seconds in times))
+    columns = ("Configuration", "Tokens", unit, "Speed-up", "Analytic", "MB")
+    return Sheet(title, columns[:width], [row[:width] for row in cells], notes)
 
 
-def overhead_table(overheads: list[Overhead]) -> RenderableType:
-    table = plain_table(
-        "Overhead of the operator over Top-K pruning, % of its time",
-        ("Batch", "Precision", "Mode", "Overhead", "Quartiles"),
-    )
-    for row in overheads:
-        quartiles = f"{row.low:+.2f} {row.high:+.2f}"
-        table.add_row(str(row.batch), PRECISION[row.dtype], MODE[row.mode], f"{row.percent:+.2f}", quartiles)
-    return Group(table, "")
+def overhead_sheet(overheads: list[Overhead]) -> Sheet:
+    rows = [
+        [str(row.batch), PRECISION[row.dtype], MODE[row.mode], f"{row.percent:+.2f}", f"{row.low:+.2f} {row.high:+.2f}"]
+        for row in overheads
+    ]
+    title = "Overhead of the operator over Top-K pruning, % of its time"
+    return Sheet(title, ("Batch", "Precision", "Mode", "Overhead", "Quartiles"), rows, [])
+
+
+def _narrow_table(sheet: Sheet) -> RenderableType:
+    table = plain_table(sheet.title, sheet.columns)
+    table.padding, table.show_edge = (0, 1, 0, 0), False  # to fit 80 characters
+    for row in sheet.rows:
+        table.add_row(*row)
+    return Group(table, *map(Text, sheet.notes), "")
 
 
 def _name(row: Timing) -> str:

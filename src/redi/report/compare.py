@@ -156,10 +156,9 @@ def print_sheets(all_sheets: Sequence[Sheet], console: Console | None = None) ->
         print_sheet(sheet, console, hidden=WIDE)
 
 
-def publish(folder: Path, bundle: Bundle) -> list[Path]:
-    """Print the new comparisons. Write all comparisons of the run as Markdown, and draw the curves."""
+def publish(folder: Path) -> list[Path]:
+    """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
-    print_sheets(sheets(bundle, results))
     everything = sheets(read_bundle(folder), results)
     text = "\n".join([ORACLE, "", *map(to_markdown, everything)])
     artifacts.write_text(folder / "compare.md", text)

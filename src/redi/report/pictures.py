@@ -17,7 +17,7 @@ ARROW = {"arrowstyle": "-|>", "color": "#ff9f1c", "lw": 0.5, "shrinkA": 0, "shri
 HEAT = "inferno"
 
 
-def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
+def draw_overview(image: Explained, row: str, paths: Sequence[Path] = ()) -> Any:
     """Draw the paper's Figure 1 for one image: views, alignment, TF-IDF times attention, roles, answer.
 
     It is as wide as the text of a page with two columns.
@@ -44,9 +44,10 @@ def draw_overview(image: Explained, row: str, paths: Sequence[Path]) -> None:
         _heat(figure.add_subplot(below[place]), image.crops[0], image.scores[name], image, title)
     _roles(figure.add_subplot(below[3]), image, image.fates[row])
     _save(figure, paths)
+    return figure
 
 
-def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
+def draw_attention(image: Explained, paths: Sequence[Path] = ()) -> Any:
     """Draw the attention scores and the roles that each of them assigns, for an image without a corpus."""
     names = list(image.scores)
     figure = new_figure(figsize=(2.3 * (len(names) + 1), 4.9))
@@ -62,6 +63,7 @@ def draw_attention(image: Explained, paths: Sequence[Path]) -> None:
         _heat(panels[0][column], image.crops[0], image.scores[name], image, Score.parse(name).title)
         _roles(panels[1][column], image, image.fates[name])
     _save(figure, paths)
+    return figure
 
 
 def _caption(image: Explained) -> str:

@@ -1,6 +1,7 @@
 """The curve of ``redi tune`` as a table, a picture and one sentence."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -65,8 +66,8 @@ def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
     console.print(verdict(tuned), style="bold", highlight=False)
 
 
-def draw_curve(tuned: Tuned, path: Path) -> None:
-    """Draw the loss against the speed-up."""
+def draw_curve(tuned: Tuned, path: Path | None = None) -> Any:
+    """Draw the loss against the speed-up, into a file if a path is given."""
     figure = new_figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     speeds = [point.speedup.median for point in tuned.points]
@@ -90,4 +91,6 @@ def draw_curve(tuned: Tuned, path: Path) -> None:
     )
     axes.margins(x=0.1)
     axes.grid(alpha=0.25)
-    save_figure(figure, path, dpi=160)
+    if path is not None:
+        save_figure(figure, path, dpi=160)
+    return figure

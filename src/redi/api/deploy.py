@@ -1,0 +1,125 @@
+"""Faster models: tuning, export and measured speed."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from redi.api.results import ExportResult, SpeedResult, TuneResult
+from redi.api.settings import configured
+from redi.backbone import Backbone, load_backbone
+from redi.demo.examples import example_pixels
+from redi.deploy import Accelerated, Setting, accelerate
+from redi.deploy.export import export as write_onnx
+from redi.deploy.tune import tune as find_setting
+from redi.errors import ConfigError
+from redi.records.outputs import TUNED, require_apart, require_file, require_own
+from redi.records.timing import BenchResult, write_bench
+from redi.records.tuning import TuneConfig
+from redi.runs.places import data_places
+from redi.speed.bench import BenchConfig, run_bench
+
+
+def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **settings: Any) -> TuneResult:
+    """Find the cheapest setting of :func:`redi.accelerate` within a tolerance, as ``redi tune`` does.
+
+    ``model`` is a Hub name, ``timm:name`` or folder, a model of transformers, a backbone or an accelerated model.
+    ``images`` are class folders, a flat folder, shards or ``hf:owner/name:split``. ``out`` is a folder for
+    setting.json, tune.json and curve.png; without it nothing is written. More settings are the options of
+    ``redi tune``: ``max_drop``, ``cost`` (one or a list), ``calibration``, ``check``, ``class_map``, ``size``,
+    ``resize``, ``batch_size``, ``repeats``, ``device``, ``workers`` and ``threads``.
+    """
+    name = _name(model)
+    names = {"cost": "costs", "batch_size": "batch"}
+    config = configured(TuneConfig, settings, names, backbone=name, images=str(images)).checked()
+    if out is not None:
+        places = [("the images", place) for place in data_places(str(images))]
+        places += [("the model", place) for place in data_places(name.removeprefix("timm:"))]
+        require_apart(Path(out), places)
+        require_own(Path(out), TUNED)
+        _make_writable(Path(out))
+    result = TuneResult(find_setting(config, _live(model)))
+    if out is None:
+        return result
+    try:
+        return replace(result, written=result.save(out))
+    except Exception:
+        result.print()  # the numbers are seen even if the disk is full
+        raise
+
+
+def export(
+    model: Any,
+    out: str | Path = "model.onnx",
+    *,
+    cost: float | None = None,
+    setting: Setting | str | Path | None = None,
+    size: int | None = None,
+    batch_size: int = 1,
+    image: str | Path | None = None,
+) -> ExportResult:
+    """Write an accelerated model as ONNX with fixed shapes and compare it with PyTorch, as ``redi export`` does.
+
+    ``model`` is as for :func:`tune`. An accelerated model is written as it is. Anything else is accelerated first, at a
+    ``cost`` relative to dense or with a tuned ``setting``. ``size`` is the side of the input in pixels. Both runtimes
+    see ``image``, or generated scenes.
+    """
+    file, name = Path(out), _name(model)
+    require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    if isinstance(model, Accelerated):
+        if not (cost is None and setting is None and size is None):
+            raise ConfigError("An accelerated model has its own setting and size: give no cost, setting or size.")
+        faster = model
+    else:
+        backbone = _live(model) or load_backbone(name)
+        faster = accelerate(backbone.at_size(size) if size else backbone, cost, setting)
+    picture = Path(image) if image is not None else None
+    pixels = example_pixels(faster.backbone.preprocessing, batch_size, picture).to(faster.device)
+    return ExportResult(write_onnx(faster, file, pixels), faster)
+
+
+def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) -> SpeedResult:
+    """Measure the speed of the dense path and of every reducer on this machine, as ``redi bench`` does.
+
+    ``model`` is as for :func:`tune`; without it, random weights of a ``model_size`` are used. ``out`` is a JSON file
+    for the records. More settings are the options of ``redi bench``, of which ``reducer``, ``batch_size``, ``dtype``
+    and ``mode`` take one value or a list: also ``cost``, ``scoring``, ``repeats``, ``seconds``, ``quick``, ``device``
+    and ``threads``.
+    """
+    names = {"reducer": "reducers", "batch_size": "batch_sizes", "dtype": "dtypes", "mode": "modes"}
+    config = configured(BenchConfig, settings, names, backbone="" if model is None else _name(model))
+    file = Path(out) if out is not None else None
+    if file is not None:
+        require_file(file, (".json",), replaces=("rows", "environment", "overheads"))
+
+    def save(so_far: BenchResult) -> None:
+        if file is not None:
+            write_bench(file, so_far)
+
+    return SpeedResult(run_bench(config, backbone=_live(model), save=save))
+
+
+def _name(model: Any) -> str:
+    """A name or path as it is; for a loaded model the name it was loaded by, or its class."""
+    if isinstance(model, str | Path):
+        return str(model)
+    return str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__)
+
+
+def _live(model: Any) -> Backbone | None:
+    """The backbone of a loaded model; None for a name."""
+    if model is None or isinstance(model, str | Path):
+        return None
+    return (model if isinstance(model, Accelerated) else accelerate(model, cost=1.0)).backbone
+
+
+def _make_writable(folder: Path) -> None:
+    """Create a folder, and fail before the work if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be written to: {error.strerror}.") from None

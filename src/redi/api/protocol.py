@@ -1,0 +1,125 @@
+"""Runs, their comparisons and single images."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redi.api.results import ComparisonResult, InspectionResult, RunResult
+from redi.api.settings import configured, run_config
+from redi.comparison.compare import compare as measure
+from redi.comparison.grid import Request
+from redi.comparison.studies import STUDIES
+from redi.errors import ConfigError, RanksError
+from redi.pipeline import execute
+from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
+from redi.report.compare import publish
+from redi.rows import MAIN_ROW, PRODUCTS
+from redi.runs.config import saved_config
+from redi.runs.places import run_data
+from redi.stages.inspect import inspect_alone, inspect_in_run
+
+#: Names of settings that differ from the fields of a request.
+GRID = {"scorer": "scorers", "reducer": "reducers", "keep": "keeps", "cost": "costs"}
+#: Settings of a saved run that a later command may change.
+CHANGEABLE = ("train", "val", "device", "batch_size", "workers", "threads")
+
+
+def run(
+    backbone: str | Path | None = None,
+    train: str | Path | None = None,
+    val: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Run the whole protocol, as ``redi run`` does. Stages that are done are not computed again.
+
+    ``backbone`` is a Hub name, ``timm:name`` or a folder; ``train`` and ``val`` are labelled images; ``out`` is the
+    run folder; ``config`` is a TOML file whose values the others override. More settings are the options of
+    ``redi run``: ``classifier``, ``class_map``, ``size``, ``resize``, ``words``, ``passes``, ``features``, ``seed``,
+    ``revision``, ``strict``, ``device``, ``batch_size``, ``workers``, ``threads`` and ``cache``.
+    """
+    places = {"backbone": backbone, "train": train, "val": val, "out": out}
+    configuration = run_config(places | settings, config)
+    execute(configuration)
+    return RunResult(Path(configuration.out))
+
+
+def compare(
+    run: RunResult | str | Path, study: str | Sequence[str] | None = None, *, against: str = "", **settings: Any
+) -> ComparisonResult:
+    """Compare scores and reducers on a finished run, as ``redi compare`` does, with paired statistics.
+
+    ``study`` names one or more of the package's studies. A grid of your own is made of ``scorer`` (or ``my.py:name``),
+    ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list.
+    ``against`` is the row to compare with. ``device``, ``batch_size``, ``workers`` and ``threads`` are as for
+    :func:`run`. Rows that are already measured are not measured again.
+    """
+    result = measure_comparison(run, study, against, settings)
+    if result is None:
+        raise RanksError("Only the main process of torchrun has the comparison.")
+    return result
+
+
+def measure_comparison(
+    run: RunResult | str | Path,
+    study: str | Sequence[str] | None,
+    against: str,
+    settings: Mapping[str, Any],
+    dry_run: bool = False,
+) -> ComparisonResult | None:
+    """:func:`compare`; None in a dry run, and in other processes than the main one."""
+    folder = _folder(run)
+    changes = {name: value for name, value in settings.items() if name in CHANGEABLE}
+    config = run_config(changes, base=saved_config(folder))
+    axes = {name: value for name, value in settings.items() if name not in CHANGEABLE and value is not None}
+    request = configured(Request, axes, GRID) if axes else None
+    if request is not None and not (axes.get("scorer") or axes.get("reducer")):
+        raise ConfigError("--labels, --keep, --tokens, --cost and --after need --scorer or --reducer.")
+    studies = [study] if isinstance(study, str) else list(study or ([] if request else STUDIES))
+    bundle = measure(config, studies, request, against, dry_run)
+    return None if bundle is None else ComparisonResult(folder, bundle, publish(folder))
+
+
+def inspect(
+    image: str | Path,
+    run: RunResult | str | Path | None = None,
+    *,
+    backbone: str | Path = "",
+    class_name: str = "",
+    scorer: str = "",
+    names: str | Path | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> InspectionResult:
+    """Show which patches of an image matter, as ``redi inspect`` does.
+
+    With ``run``, its corpus, backbone and classifier are used, for ``class_name`` or the predicted class; ``scorer`` is
+    the product to show. With ``backbone``, only the attention scores are computed. ``out`` is a file for the picture.
+    """
+    image, picture = Path(image), Path(out) if out is not None else None
+    class_names = Path(names) if names is not None else None
+    if (run is None) == (not backbone):
+        raise ConfigError("Give either --run RUN or --backbone NAME.")
+    if scorer and scorer not in PRODUCTS:
+        raise ConfigError(f"--scorer must be a product, one of {', '.join(PRODUCTS)}, not {scorer!r}.")
+    if picture is not None:
+        require_file(picture, PICTURE_SUFFIXES, [path for path in (image, class_names) if path])
+    if run is None:
+        if class_name or names or scorer:
+            raise ConfigError("--class, --names and --scorer need the corpus of a run: --run RUN.")
+        explained = inspect_alone(image, str(backbone), device)
+    else:
+        folder = _folder(run)
+        if picture is not None:
+            require_apart(picture, run_data(saved_config(folder)))
+        explained = inspect_in_run(image, folder, class_name, device, class_names)
+    result = InspectionResult(explained, scorer or MAIN_ROW)
+    if picture is not None:
+        result.save(picture)
+    return result
+
+
+def _folder(run: RunResult | str | Path) -> Path:
+    return run.folder if isinstance(run, RunResult) else Path(run)

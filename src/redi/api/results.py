@@ -1,0 +1,232 @@
+"""What the functions of :mod:`redi.api` return: the records, with a table, a plot and a view for notebooks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from redi.deploy.export import Exported
+from redi.deploy.model import Accelerated
+from redi.records.comparison import Bundle
+from redi.records.explained import Explained
+from redi.records.outputs import require_run
+from redi.records.results import Results, read_results
+from redi.records.setting import Setting
+from redi.records.timing import BenchResult
+from redi.records.tuning import Tuned
+from redi.report.bench import bench_sheets, print_bench
+from redi.report.compare import print_sheets, sheets as comparison_sheets
+from redi.report.dots import Dot, draw_dots, draw_schedule
+from redi.report.inspection import answer_sheet, far_note, print_inspection, score_sheet, write_picture
+from redi.report.notebook import Table
+from redi.report.pictures import draw_attention, draw_overview
+from redi.report.sheets import Sheet
+from redi.report.tables import paper_tables, print_tables
+from redi.report.tune import draw_curve, print_tuned, tune_sheet, verdict
+from redi.rows import DENSE, SCORES
+
+
+class Shown:
+    """A result that can be looked at."""
+
+    def sheets(self) -> Sequence[Sheet]:
+        raise NotImplementedError
+
+    def table(self) -> Table:
+        """The result as one or more tables: ``print`` them, or let a notebook show them."""
+        return Table(self.sheets())
+
+    def plot(self) -> Any:
+        """The result as a figure of matplotlib."""
+        raise NotImplementedError
+
+    def print(self) -> None:
+        """Print the result as the command does."""
+        print(self)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(Shown):
+    """A finished run: ``RunResult(folder)`` opens any run folder."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).expanduser())
+        require_run(self.folder)
+
+    @cached_property
+    def results(self) -> Results:
+        return read_results(self.folder)
+
+    def sheets(self) -> Sequence[Sheet]:
+        """The paper's Tables 1 to 3."""
+        return list(paper_tables(self.results).values())
+
+    def plot(self) -> Any:
+        """Points of Top-1 that each score loses against dense, with 95 % intervals."""
+        panels = {}
+        for name in self.results.classifiers:
+            rows = [self.results.row(score, name) for score in SCORES]
+            dense = self.results.row(DENSE, name)
+            title = f"{name} classifier, {dense.images} images, dense {dense.top1:.1f} %"
+            panels[title] = [Dot(row.title, row.delta_dense, *row.delta_interval) for row in rows]
+        return draw_dots(panels, "points of Top-1 against dense, 95 %", 0)
+
+    def print(self) -> None:
+        print_tables(self.results)
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult(Shown):
+    """The comparisons that one call asked for."""
+
+    folder: Path
+    bundle: Bundle
+    written: list[Path]
+
+    def sheets(self) -> Sequence[Sheet]:
+        return comparison_sheets(self.bundle, read_results(self.folder))
+
+    def plot(self) -> Any:
+        """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison."""
+        panels = {}
+        for entry in self.bundle.comparisons:
+            lines = sorted(entry.lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))
+            dots = [Dot(line.row.title, line.row.delta_dense, *line.dense_interval) for line in lines]
+            panels[f"{entry.title}, {entry.classifier} classifier"] = dots
+        return draw_dots(panels, "points of Top-1 against dense, 95 %", 0)
+
+    def print(self) -> None:
+        print_sheets(self.sheets())
+
+
+@dataclass(frozen=True, repr=False)
+class TuneResult(Shown):
+    """A tuned setting and the curve that it was chosen from."""
+
+    tuned: Tuned
+    written: Sequence[Path] = ()
+
+    @property
+    def setting(self) -> Setting:
+        return self.tuned.setting
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says which setting to use and why."""
+        return verdict(self.tuned)
+
+    def sheets(self) -> Sequence[Sheet]:
+        sheet = tune_sheet(self.tuned)
+        return [Sheet(sheet.title, sheet.columns, sheet.rows, [self.verdict, *sheet.notes], sheet.strong)]
+
+    def plot(self) -> Any:
+        """What is lost against the measured speed-up."""
+        return draw_curve(self.tuned)
+
+    def print(self) -> None:
+        print_tuned(self.tuned)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write setting.json, tune.json and curve.png."""
+        folder = Path(folder)
+        written = self.tuned.write(folder)
+        draw_curve(self.tuned, folder / "curve.png")
+        return [*written, folder / "curve.png"]
+
+
+@dataclass(frozen=True, repr=False)
+class ExportResult(Shown):
+    """An ONNX file that was compared with PyTorch."""
+
+    exported: Exported
+    model: Accelerated
+
+    @property
+    def file(self) -> Path:
+        return self.exported.file
+
+    def sheets(self) -> Sequence[Sheet]:
+        exported = self.exported
+        rows = [
+            ["File", str(exported.file)],
+            ["Size", f"{exported.bytes / 1e6:.1f} MB"],
+            ["Input", "pixel_values " + "x".join(map(str, exported.inputs))],
+            ["Outputs", ", ".join(exported.outputs)],
+            ["Cost relative to dense", f"{self.model.cost():.3f}"],
+            ["Difference from PyTorch", f"{exported.difference:.1g} of the largest output"],
+        ]
+        return [Sheet("ONNX export", ("", "Value"), rows, [])]
+
+    def plot(self) -> Any:
+        """The number of patch tokens after each block."""
+        rows, columns = self.model.grid
+        schedule = self.model.schedule(self.model.grid)
+        return draw_schedule(rows * columns, schedule, f"{self.file.name}, cost {self.model.cost():.3f}")
+
+
+@dataclass(frozen=True, repr=False)
+class InspectionResult(Shown):
+    """One image through every step."""
+
+    image: Explained
+    scorer: str  # the product that the picture shows, with a run
+
+    @property
+    def warning(self) -> str:
+        """One sentence if the image is unlike the images of the run; otherwise empty."""
+        closeness = self.image.closeness
+        return far_note(self.image) if closeness is not None and closeness.is_far else ""
+
+    def sheets(self) -> Sequence[Sheet]:
+        scores = score_sheet(self.image)
+        notes = [f"Warning: {self.warning}"] if self.warning else []
+        sheets = [Sheet(scores.title, scores.columns, scores.rows, notes)]
+        if self.image.guesses:
+            shown = self.scorer if self.image.looked_up else next(iter(self.image.scores))
+            sheets.append(answer_sheet(self.image, shown))
+        return sheets
+
+    def plot(self) -> Any:
+        """The maps and the roles of the patches: the paper's Figure 1, if a run was given."""
+        return draw_overview(self.image, self.scorer) if self.image.looked_up else draw_attention(self.image)
+
+    def print(self) -> None:
+        print_inspection(self.image, self.scorer)
+
+    def save(self, file: str | Path) -> Path:
+        """Write the plot as a PNG, PDF or SVG."""
+        return write_picture(self.image, self.scorer, Path(file))
+
+
+@dataclass(frozen=True, repr=False)
+class SpeedResult(Shown):
+    """Measured speed."""
+
+    record: BenchResult
+
+    def sheets(self) -> Sequence[Sheet]:
+        return bench_sheets(self.record)
+
+    def plot(self) -> Any:
+        """Speed-up over dense with quartiles, one panel per batch size, precision and mode."""
+        panels: dict[str, list[Dot]] = {}
+        for row in self.record.rows:
+            if row.speedup is not None and row.row != DENSE:
+                name = f"{row.row} with scoring" if row.scoring else row.row
+                dot = Dot(name, row.speedup, row.speedup_low or row.speedup, row.speedup_high or row.speedup)
+                panels.setdefault(f"batch {row.batch}, {row.dtype}, {row.mode}", []).append(dot)
+        return draw_dots(panels, "times as fast as dense, quartiles", 1)
+
+    def print(self) -> None:
+        print_bench(self.record)

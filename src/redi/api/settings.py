@@ -1,0 +1,62 @@
+"""Settings that the user names, as a configuration."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redi.errors import ConfigError
+from redi.runs.config import RunConfig, overlay, read_config
+
+T = TypeVar("T")
+
+#: Settings of a run that belong to a table of its configuration; all others are fields of the configuration itself.
+TABLES = {
+    "words": ("vocabulary", "n_words"),
+    "passes": ("vocabulary", "n_passes"),
+    "features": ("probe", "features"),
+    **{name: ("runtime", name) for name in ("device", "batch_size", "workers", "threads", "cache", "strict")},
+}
+
+
+def run_config(settings: Mapping[str, Any], file: str | Path | None = None, base: RunConfig | None = None) -> RunConfig:
+    """The configuration of a run: the settings that are not None, over those of a file or of a base."""
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        value = str(value) if isinstance(value, Path) else value
+        if name in TABLES:
+            table, field = TABLES[name]
+            changes.setdefault(table, {})[field] = value
+        else:
+            changes[name] = value
+    base = base or (read_config(Path(file)) if file else RunConfig())
+    return overlay(base, changes, "options").checked()
+
+
+def configured(kind: type[T], settings: Mapping[str, Any], names: Mapping[str, str], **fixed: Any) -> T:
+    """A configuration from the settings that are not None. ``names`` are those that differ from the field's name.
+
+    A setting with several values is given as one value or as a list.
+    """
+    own = {name: field for field, name in names.items()}
+    entries = {own.get(entry.name, entry.name): entry for entry in fields(kind) if entry.name not in fixed}  # type: ignore[arg-type]
+    values = {}
+    for name, value in settings.items():
+        if name not in entries:
+            raise ConfigError(f"There is no setting {name!r}; known are {', '.join(sorted(entries))}.")
+        if value is None:
+            continue
+        default = entries[name].default
+        value = str(value) if isinstance(value, Path) else value
+        if isinstance(default, tuple):
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        elif default not in (None, MISSING) and not _fits(value, type(default)):
+            raise ConfigError(f"{name} must be of type {type(default).__name__}, not {value!r}.")
+        values[entries[name].name] = value
+    return kind(**fixed, **values)
+
+
+def _fits(value: object, kind: type) -> bool:
+    return type(value) is kind or (kind is float and type(value) is int)

@@ -1,0 +1,115 @@
+"""The functions of Python behind the commands, and how their results show themselves."""
+
+import shutil
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import redi
+from families import make_model
+from redi.api.results import Shown
+from redi.errors import ConfigError
+from redi.images import load_image
+from small_run import small_config
+
+FUNCTIONS = ("run", "compare", "tune", "export", "inspect", "bench")
+
+
+def assert_shown(result: Shown, *words: str) -> None:
+    """The words are in the text and in the HTML, and the plot is a figure."""
+    html = result._repr_html_()
+    assert html.startswith("<table>")
+    assert html == result.table()._repr_html_()
+    assert str(result) == str(result.table()) == repr(result)
+    for word in words:
+        assert word in str(result)
+        assert word in html
+    assert isinstance(result.plot(), Figure)
+
+
+def test_no_module_hides_a_function() -> None:
+    for module in walk_packages(redi.__path__, "redi."):
+        if module.name != "redi.__main__":
+            import_module(module.name)
+    for name in FUNCTIONS:
+        assert getattr(redi, name) is getattr(redi.api, name)
+        assert callable(getattr(redi, name))
+
+
+def test_run_compare_and_inspect(finished: Path, small_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    config = small_config(small_data, folder)
+    run = redi.run(
+        config.backbone,
+        Path(config.train),
+        config.val,
+        folder,
+        words=config.vocabulary.n_words,
+        passes=config.vocabulary.n_passes,
+        workers=0,
+        config=folder / "config.toml",
+    )
+    assert run.folder == folder
+    assert_shown(run, "Table 1", "Table 3", f"{run.results.row('dense', 'probe').top1:.2f}")
+    comparison = redi.compare(run, scorer=["mass", "redi_mass"], reducer="prune", keep=0.5, workers=0)
+    assert {line.row.scorer for line in comparison.bundle.comparisons[0].lines} == {"mass", "redi_mass"}
+    assert all(path.exists() for path in comparison.written)
+    assert_shown(comparison, "Incoming mass")
+    image = next(Path(config.val).rglob("*.jpg"))
+    inspection = redi.inspect(image, run, device="cpu", out=tmp_path / "picture.png")
+    assert load_image(tmp_path / "picture.png").width > 1000
+    assert_shown(inspection, "Scores of", "Top-5")
+
+
+def test_tune_export_and_bench_take_live_models(small_data: Path, tmp_path: Path) -> None:
+    model = make_model("vit_head")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tuned = redi.tune(model, small_data / "val", cost=0.7, calibration=8, check=12, batch_size=4, repeats=1, workers=0)
+    assert tuned.written == ()
+    assert_shown(tuned, "Speed-up", tuned.verdict[:12])
+    assert {path.name for path in tuned.save(tmp_path)} >= {"tune.json", "curve.png"}
+    faster = redi.accelerate(model, 0.7, tuned.setting)
+    exported = redi.export(faster, tmp_path / "model.onnx", batch_size=2)
+    assert exported.file.stat().st_size == exported.exported.bytes
+    assert_shown(exported, "pixel_values 2x3x", "model.onnx")
+    speed = redi.bench(faster, reducer="prune", batch_size=2, dtype="fp32", mode="eager", repeats=1, seconds=1)
+    assert speed.record.environment["backbone"] == "Accelerated"
+    assert_shown(speed, "Batch 2, FP32", "prune")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ConfigError, match="its own setting and size"):
+        redi.export(faster, tmp_path / "other.onnx", cost=0.5)
+
+
+def test_names_of_the_users_files_are_escaped(small_data: Path, tmp_path: Path) -> None:
+    image = next((small_data / "val").rglob("*.jpg"))
+    hostile = tmp_path / "<img src=x onerror=alert(1)>\x1b[2J.jpg"
+    shutil.copy(image, hostile)
+    html = redi.inspect(hostile, backbone=small_data / "backbone", device="cpu")._repr_html_()
+    assert "Scores of &lt;img src=x onerror=alert(1)&gt;" in html
+    assert "<img" not in html
+    assert "\x1b" not in html
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: redi.run("b", "t", "v", "o", wordz=3), "unknown key 'wordz'"),
+        (lambda: redi.run("b", "t", "v"), "--out is missing"),
+        (lambda: redi.tune("b", "i", speed=3), "There is no setting 'speed'; known are batch_size, calibration"),
+        (lambda: redi.tune("b", "i", check="many"), "check must be of type int, not 'many'"),
+        (lambda: redi.bench(reducer="melt"), "There is no reducer 'melt'"),
+        (lambda: redi.compare("nowhere", scorer="mass"), "nowhere is not a run folder"),
+        (lambda: redi.RunResult(Path("nowhere")), "nowhere is not a run folder"),
+        (lambda: redi.inspect("a.png"), "Give either --run RUN or --backbone NAME"),
+    ],
+)
+def test_mistakes_are_one_line(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
