@@ -531,7 +531,7 @@ def test_what_can_be_deployed_stands_beside_the_oracle(watched: Watched, folder:
     results = read_results(folder)
     assert deployed is not None
     own = [(results.row(timing.row, "probe"), timing) for timing in deployed.timings if "protected" in timing.row]
-    lines = cards.nth(1).locator("tbody tr").all_inner_texts()
+    lines = cards.nth(0).locator("tbody tr").all_inner_texts()
     table = page.locator("#tables table").filter(has_text="What you can deploy, probe").inner_text()
     for row, timing in own:
         line = next(line for line in lines if line.startswith(f"{row.cost:.2f}"))

@@ -64,7 +64,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "version": escape(__version__),
         "title": escape(f"REDI on {last(results.notes.backbone)}"),
         "style": style,
-        "heading": escape(heading(results)),
+        "heading": escape(heading(results, deployed)),
         "oracle": escape(LABELS_USED),
         "cards": cards(results, deployed),
         "facts": _facts(results),

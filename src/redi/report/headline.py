@@ -16,26 +16,37 @@ def last(path: str, parts: int = 1) -> str:
     return "/".join(path.rstrip("/").split("/")[-parts:])
 
 
-def heading(results: Results) -> str:
-    """The result of the first classifier in one sentence."""
+def heading(results: Results, deployed: Deployed | None) -> str:
+    """The result of the first classifier: what can be deployed, if it was measured, and then the oracle."""
     classifier = results.classifiers[0]
     row, dense = results.row(MAIN_ROW, classifier), results.row(DENSE, classifier)
+    name = last(results.notes.backbone)
+    oracle = f"{dense.tokens} tokens become {row.tokens}, and the {classifier} classifier {_change(row)}"
+    own = _default(deployed_rows(results, deployed, classifier))
+    if own is None:
+        return f"{name}: with an oracle's score {oracle}"
+    faster, timing = own
+    points = f"{faster.delta_dense:+.1f} points of accuracy ({_interval(faster)})"
+    return f"{name} runs {timing.speedup:.2f} times as fast at {points}. With an oracle's score {oracle}"
+
+
+def _change(row: Row) -> str:
     low, high = row.delta_interval
     if low <= 0 <= high:
-        change = "is not measurably different from dense"
-    else:
-        verb = "gains" if row.delta_dense > 0 else "loses"
-        change = f"{verb} {abs(row.delta_dense):.1f} points"
-    return (
-        f"{last(results.notes.backbone)}: {dense.tokens} tokens become {row.tokens}, and with the "
-        f"oracle's score the {classifier} classifier {change}"
-    )
+        return "is not measurably different from dense"
+    return f"{'gains' if row.delta_dense > 0 else 'loses'} {abs(row.delta_dense):.1f} points"
+
+
+def _default(rows: list[Measured]) -> Measured | None:
+    """Our own reducer at the cost closest to the default of ``redi.accelerate``; None if it was not measured."""
+    own = [pair for pair in rows if pair[0].reducer == OWN]
+    return min(own, key=lambda pair: abs(pair[0].cost - Setting().cost), default=None)
 
 
 def cards(results: Results, deployed: Deployed | None) -> str:
-    """Two cards per classifier: the oracle's result, and what a user can deploy."""
+    """Two cards per classifier: what a user can deploy, and the oracle's result."""
     return "".join(
-        _oracle(results, name) + _deployable(deployed_rows(results, deployed, name), name)
+        _deployable(deployed_rows(results, deployed, name), name) + _oracle(results, name)
         for name in results.classifiers
     )
 
@@ -96,12 +107,11 @@ def _best_without(results: Results, classifier: str) -> tuple[Row, int]:
 
 def _deployable(rows: list[Measured], classifier: str) -> str:
     """Our own reducer at every cost that was measured, with the difference of ToMe at that cost."""
-    own = [pair for pair in rows if pair[0].reducer == OWN]
     what = f"What you can deploy: {TITLES[OWN]}, {classifier} classifier"
-    if not own:
+    if (default := _default(rows)) is None:
         note = f"`{COMMAND}` adds accuracy, agreement and measured speed, and what merges into what in the viewer."
         return _card(what, "not measured yet", (), (), note)
-    row, timing = min(own, key=lambda pair: abs(pair[0].cost - Setting().cost))
+    row, timing = default
     peers = {round(row.cost, 2): f"{row.delta_dense:+.1f}" for row, _ in rows if row.reducer == PEER}
     return _card(
         what,
@@ -116,7 +126,8 @@ def _deployable(rows: list[Measured], classifier: str) -> str:
                 f"{row.agreement:.1f}",
                 peers.get(round(row.cost, 2), ""),
             ]
-            for row, timing in own
+            for row, timing in rows
+            if row.reducer == OWN
         ],
         f"It needs no label and no dense pass. The large numbers are those of cost {row.cost:.2f}, its default. Speed "
         f"was measured, with batch {timing.batch}. Same: images with dense's Top-1. {TITLES[PEER]}: at the same cost.",
