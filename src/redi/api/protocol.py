@@ -9,8 +9,9 @@ from redi.api.settings import configured, run_config
 from redi.comparison.compare import compare as measure
 from redi.comparison.grid import Request
 from redi.comparison.studies import STUDIES
-from redi.errors import ConfigError, RanksError
+from redi.errors import ConfigError
 from redi.pipeline import execute
+from redi.records.comparison import read_bundle
 from redi.records.outputs import PICTURE_SUFFIXES, require_apart, require_file
 from redi.report.compare import publish
 from redi.rows import MAIN_ROW, PRODUCTS
@@ -54,12 +55,13 @@ def compare(
 
     ``study`` names one or more of the package's studies. A grid of your own is made of ``scorer`` (or ``my.py:name``),
     ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list; ``name``
-    is its title. ``against`` is the name or title of the row to compare with. ``device``, ``batch_size``, ``workers``
-    and ``threads`` are as for :func:`run`. Rows that are already measured are not measured again.
+    is its title. ``against`` is the name or title of the row to compare with. ``train``, ``val``, ``device``,
+    ``batch_size``, ``workers`` and ``threads`` are as for :func:`run`. Rows that are already measured are not measured
+    again.
     """
     result = measure_comparison(run, study, against, settings)
-    if result is None:
-        raise RanksError("Only the main process of torchrun has the comparison.")
+    if result is None:  # only the main process of torchrun summarises
+        result = ComparisonResult(_folder(run), read_bundle(_folder(run)), [])
     return result
 
 

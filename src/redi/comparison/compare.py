@@ -59,11 +59,10 @@ def compare(
         timed = [v for study in chosen if study.name.startswith(ACCELERATE) for v in study.variants]
         if timed:
             record_merges(run, shown_row(run, timed))
-        if not run.ranks.is_main:
-            return None
-        bundle = _summarise(run, chosen, earlier)
-        if timed:
+        bundle = _summarise(run, chosen, earlier) if run.ranks.is_main else None
+        if timed and run.ranks.is_main:
             write_deployed(run.folder, time_rows(run, timed))
+        run.ranks.wait()  # the records are written when any process goes on
         return bundle
 
 

@@ -96,8 +96,9 @@ def _curve(tuned: Tuned, cost: float) -> str:
         lines.append(f"| 1 (original) | 1 | {tuned.dense_accuracy:.1f} | 100 | 0 |")
     own = [point for point in tuned.points if abs(point.cost - cost) < 0.0005]
     lines += [_row(point, bold=point in own) for point in tuned.points]
-    if own and tuned.setting.outside:
-        lines += ["", f"This setting is outside the tolerance that was asked for: {tuned.setting.outside}."]
+    if own and own[0].drop_bound > tuned.allowed:
+        lost = f"up to {own[0].drop_bound:.1f} points of {tuned.measure} may be lost, {tuned.allowed:g} were allowed"
+        lines += ["", f"This model is outside the tolerance that was asked for: {lost}."]
     if not own:
         lines += ["", f"The cost of this model, {cost:.3f}, is not among those that were measured."]
     return "\n".join(lines)

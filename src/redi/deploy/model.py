@@ -54,8 +54,9 @@ class ReducedOutput(ModelOutput):
 class Accelerated(Published):
     """A frozen model that merges patch tokens from block to block.
 
-    It is called like the model it was made from and gives the same kind of output. ``last_hidden_state`` is on the
-    full grid in the original order: every patch has the token that it was merged into.
+    It is called like the model it was made from and gives the same kind of output; a model of timm gives outputs of
+    transformers. ``last_hidden_state`` is on the full grid in the original order: every patch has the token that it was
+    merged into.
     """
 
     main_input_name = "pixel_values"

@@ -52,3 +52,17 @@ class AcceleratedImageProcessor(BaseImageProcessor):
         pictures = pictures if isinstance(pictures, list | tuple) else [pictures]
         pixels = torch.stack([self.preprocessing(to_pil_image(picture)) for picture in pictures])
         return BatchFeature({"pixel_values": pixels}, tensor_type=return_tensors)
+
+
+def stock(preprocessing: Preprocessing) -> dict[str, Any]:
+    """The settings of transformers' own processor that comes closest, for the dense checkpoint."""
+    return {
+        "image_processor_type": "BitImageProcessor",
+        **{f"do_{name}": True for name in ("convert_rgb", "resize", "center_crop", "rescale", "normalize")},
+        "size": {"shortest_edge": preprocessing.shorter},
+        "crop_size": {"height": preprocessing.size, "width": preprocessing.size},
+        "resample": int(preprocessing.resample),
+        "rescale_factor": 1 / 255,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+    }

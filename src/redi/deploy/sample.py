@@ -122,7 +122,7 @@ def _labels(images: LabelledImages, backbone: Backbone, class_map: Path | None) 
     except ConfigError as error:
         if class_map is not None:
             raise
-        say(f"  labels are not used: {error}")
+        say(f"  warning: labels are not used: {error}")
         return None
     say(f"  classes of the head {how}")
     return torch.tensor(columns)[labels]

@@ -29,7 +29,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json
 from redi.deploy.card import Facts, model_card
 from redi.deploy.origin import PROCESSOR, Origin
-from redi.deploy.processor import AcceleratedImageProcessor
+from redi.deploy.processor import AcceleratedImageProcessor, stock
 from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
 from redi.records.reading import read_record, write_record
 from redi.records.setting import Setting
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
 
 
 def write_model(folder: Path, backbone: Backbone, setting: Setting, facts: Facts) -> None:
-    """Write everything, or leave the folder as it was."""
+    """Write all files into a draft, then move them into the folder."""
     _require_own(folder)
     if not (isinstance(backbone.model, PreTrainedModel) or backbone.model.config.settings):
         raise BackboneError(
@@ -87,8 +87,8 @@ def write_model(folder: Path, backbone: Backbone, setting: Setting, facts: Facts
         with TemporaryDirectory(dir=folder, prefix=".") as place:
             draft = Path(place)
             _write_dense(draft / DENSE, backbone)
-            for each in (draft, draft / DENSE):
-                AcceleratedImageProcessor.of(facts.preprocessing).save_pretrained(each)
+            AcceleratedImageProcessor.of(facts.preprocessing).save_pretrained(draft)
+            (draft / DENSE / PROCESSOR).write_text(json.dumps(stock(facts.preprocessing), indent=2), encoding="utf-8")
             _config(backbone, facts).save_pretrained(draft)
             setting.save(draft / SETTING)
             if facts.tuned is not None:

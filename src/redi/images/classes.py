@@ -17,7 +17,7 @@ def head_classes(folders: Sequence[str], head: Sequence[str], class_map: Path | 
     """
     if class_map is not None:
         return _by_map(folders, head, class_map), f"by {class_map.name}"
-    advice = "Pass --class-map FILE with lines `folder<TAB>class of the head`, or use the probe."
+    advice = "Pass --class-map FILE with lines `folder<TAB>class of the head`."
     names = _index_names(head)
     matches = [_by_name(folder, names) for folder in folders]
     for folder, numbers in zip(folders, matches, strict=True):

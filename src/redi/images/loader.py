@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from redi.errors import CorpusError, ImageError, LoaderError, RediError, one_line
 from redi.images.labelled import LabelledImages
 from redi.images.preprocessing import Preprocessing
-from redi.images.workers import WorkerDied, loaded_batches, worker_context
+from redi.images.workers import WorkerDied, leave_quietly, loaded_batches, worker_context
 from redi.views import N_VIEWS, View
 
 #: Seconds without a batch after which the workers are restarted.
@@ -127,6 +127,7 @@ class ViewDataset(Dataset[_Item]):
                 prefetch_factor=2 if workers else None,
                 timeout=self.patience if workers else 0,
                 multiprocessing_context=worker_context() if workers else None,
+                worker_init_fn=leave_quietly,
             )
             try:
                 for batch in loaded_batches(loader):

@@ -1,6 +1,7 @@
 """Worker processes and signals: a worker that dies, and Ctrl-C, are noticed only where that is safe."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,20 @@ class SharedFlag:
 
     def is_set(self) -> bool:
         return bool(self._value.value)
+
+
+def leave_quietly(_worker: int) -> None:
+    """Let a worker process say nothing of a main process that has gone.
+
+    The thread that hands over tensors prints a traceback if Ctrl-C stops the main process in the middle of it.
+    """
+    report = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, ConnectionError | EOFError):
+            report(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def worker_context() -> BaseContext:

@@ -72,7 +72,7 @@ class Setting:
 
     def at_cost(self, cost: float) -> "Setting":
         """The same shares at another cost, which no tolerance was checked for."""
-        return replace(self, cost=cost, outside="")
+        return self if cost == self.cost else replace(self, cost=cost, outside="")
 
     def save(self, file: str | Path) -> None:
         write_record(Path(file), self)

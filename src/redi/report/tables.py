@@ -63,7 +63,10 @@ def table1(results: Results, classifier: str) -> Sheet:
         added_rows=paper,
         added_columns=5,
         number=1,
-        footnotes=((("95 % of Δ",), "paired bootstrap."), (("p",), "exact McNemar test against dense, not corrected.")),
+        footnotes=(
+            (("95 % of Δ",), "Wald's interval of a paired difference."),
+            (("p",), "exact McNemar test against dense, not corrected."),
+        ),
     )
 
 
