@@ -17,6 +17,7 @@ from redi.budget import Budget
 from redi.cost import CostRow
 from redi.errors import ArtifactError, ConfigError
 from redi.records.comparison import Bundle, Comparison, Line, Rankings
+from redi.records.deployed import Deployed
 from redi.records.diagnosis import Diagnosis, DiagnosisRow
 from redi.records.reading import build, read_record, write_record
 from redi.records.results import (
@@ -160,6 +161,7 @@ RECORDS = [
         config=TuneConfig("here", "there", costs=(0.5, 0.75)),
         environment=ENVIRONMENT,
     ),
+    Deployed([TIMING], ENVIRONMENT),
     Setting(),
     Variant(Score.parse("redi_mass@4"), "gt", "prune", Extent(Budget(0.25, 0.0), 1, (196, 98)), CORPUS),
 ]

@@ -286,7 +286,7 @@ def test_the_headline_says_that_labels_were_used(seen_run: Path, tmp_path: Path)
     shutil.copytree(seen_run, tmp_path / "run")
     text = build_report(tmp_path / "run").read_text()
     assert "Labels were used: rows marked [gt] look up the true class" in text
-    assert "with the oracle&#x27;s score the probe classifier" in text
+    assert "an oracle&#x27;s score 201 tokens become 107, and the probe classifier" in text
     assert "rows that do not use the true class and cost no more" in text
     assert "`redi compare RUN --study accelerate` adds accuracy, agreement and measured speed" in text
 
