@@ -395,7 +395,7 @@ def test_what_was_measured_is_written_down(result: BenchResult) -> None:
     environment = result.environment
     assert environment["device"] == "cpu"
     assert environment["threads"] == torch.get_num_threads()
-    assert environment["config"]["batches"] == [2]
+    assert environment["config"]["batch_sizes"] == [2]
     assert "pixels" in environment["definitions"]["timed"]
     assert "three other views" in environment["definitions"]["scoring"]
 
