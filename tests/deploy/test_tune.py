@@ -269,8 +269,12 @@ def test_the_verdict_and_the_curve(tuned: Tuned, tmp_path: Path) -> None:
     assert sheet.strong == {(1, column) for column in range(len(sheet.columns))}
     assert not tune_sheet(outside).strong
     assert "Recommended: cost 0.9" in verdict(recommended)
-    cheaper = replace(recommended, points=[replace(tuned.points[0], needed=2345), tuned.points[1]])
-    assert "Cost 0.59 would need some 2,345 images" in verdict(cheaper)
+    faster = replace(tuned.points[0], speedup=Spread(1.2, 1.3, 1.4))
+    cheaper = [replace(faster, needed=2345), replace(faster, cost=0.7, needed=4567), tuned.points[1]]
+    assert "Cost 0.59 would need some 2,345 images" in verdict(replace(recommended, points=cheaper[::2], chosen=1))
+    assert "Cost 0.70 would need some 4,567 images" in verdict(replace(recommended, points=cheaper, chosen=2))
+    never = [cheaper[0], replace(cheaper[1], needed=None), cheaper[2]]
+    assert "would need" not in verdict(replace(recommended, points=never, chosen=2)), "0.70 stops the sequence"
     assert "Outside the tolerance, but the best measured: cost 0.9" in verdict(outside)
     assert "no setting is faster on this machine" in verdict(replace(tuned, chosen=None))
 

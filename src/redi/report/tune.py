@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from redi.records.tuning import Tuned
+from redi.records.tuning import Point, Tuned
 from redi.report.saving import new_figure, save_figure
 from redi.report.sheets import Sheet, print_sheet
 
@@ -47,16 +47,31 @@ def verdict(tuned: Tuned) -> str:
             f"Nothing is recommended. Outside the tolerance, but the best measured: cost {cost:g}, {speed}; "
             f"{tuned.setting.outside}.{more if point.needed else ''}"
         )
-    cheaper = [other for other in tuned.points if other.cost < point.cost and (other.needed or 0) > tuned.images]
     more = ""
-    if cheaper:
-        nearest = min(cheaper, key=lambda other: other.needed or 0)
-        more = f" Cost {nearest.cost:.2f} would need some {nearest.needed:,} images to check on."
+    if further := _next_cheaper(tuned, point):
+        more = f" Cost {further[0].cost:.2f} would need some {further[1]:,} images to check on."
     return (
         f"Recommended: cost {cost:g}, {speed}. The drop in {tuned.measure} is {point.drop:+.1f} points on "
         f"{tuned.images} images, and at most {point.drop_bound:+.2f} with 95 % confidence "
         f"({tuned.allowed:g} allowed).{more}"
     )
+
+
+def _next_cheaper(tuned: Tuned, chosen: Point) -> tuple[Point, int] | None:
+    """The next cheaper setting that more images could recommend, and their number.
+
+    Costs are tested from the highest down, so all between must pass with that number too.
+    """
+    needed = tuned.images
+    for point in sorted(tuned.points, key=lambda point: point.cost, reverse=True):
+        if point.cost >= chosen.cost:
+            continue
+        if point.needed is None:
+            return None
+        needed = max(needed, point.needed)
+        if needed > tuned.images and point.faster:
+            return point, needed
+    return None
 
 
 def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
