@@ -21,11 +21,8 @@ from redi.comparison.compare import compare
 from redi.comparison.grid import Request
 from redi.pipeline import execute
 from redi.runs.config import saved_config
-from small_run import CLASS_MAP, small_config, start, write_images
+from small_run import CLASS_MAP, HOSTILE_CLASS, HOSTILE_FOLDER, small_config, start, write_images
 
-#: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.
-HOSTILE_CLASS = "<"
-HOSTILE_FOLDER = "script><img src=x onerror=document.title='taken over'>"
 SHARED = Path(__file__).parents[2] / "shared"
 
 

@@ -25,6 +25,9 @@ COLOURS = {"amber": (200, 140, 30), "blue": (30, 60, 200), "green": (40, 170, 60
 TRAIN, VAL = 7, 5
 #: The classes of a small head with seven classes that the folders stand for.
 CLASS_MAP = "amber\t2\nblue\tLABEL_5\ngreen\t0\nred\t6\n"
+#: Names that would break a page which took them for markup. A path holds what a name cannot: </script>.
+HOSTILE_CLASS = "<"
+HOSTILE_FOLDER = "script><img src=x onerror=document.title='taken over'>"
 
 
 def write_images(folder: Path, train: int = TRAIN, val: int = VAL) -> None:

@@ -19,12 +19,13 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from families import save_checkpoint
+from families import save_checkpoint, save_model
+from map_families import make_whole
 from redi import __version__
 from redi.cli import app
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "experiments/README.md")]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
@@ -43,6 +44,7 @@ PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
     "size": {"height": 224, "width": 224},
 }
+DEPTH = "depth-anything/Depth-Anything-V2-Small-hf"
 #: Runs the code of each document. A traceback names the document as its file.
 RUN_ALL = """
 import json, os, sys
@@ -92,12 +94,17 @@ def write_photo(folder: Path) -> None:
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of the Hub with small models under the names that the documents use."""
     cache = tmp_path_factory.mktemp("hub")
-    for name, kind in HUB.items():
+    for name in (*HUB, DEPTH):
         folder = cache / f"models--{name.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("0" * 40)
-        snapshot = save_checkpoint(kind, folder / "snapshots" / ("0" * 40))
-        (snapshot / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+        snapshot, processor = folder / "snapshots" / ("0" * 40), PROCESSOR
+        if name == DEPTH:
+            save_model(make_whole("depth_anything"), snapshot)
+            processor = {**PROCESSOR, "image_processor_type": "DPTImageProcessor"}
+        else:
+            save_checkpoint(HUB[name], snapshot)
+        (snapshot / "preprocessor_config.json").write_text(json.dumps(processor))
     return cache
 
 

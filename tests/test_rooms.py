@@ -27,6 +27,7 @@ ALLOWED = {
     "pipeline": RUN | {"stages"},
     "comparison": RUN | {"stages", "pipeline", "speed"},
     "speed": RUN,
+    "segmentation": RUN | {"speed"},
     "deploy": RUN | {"speed"},
     "report": MATHEMATICS | {"records", "images"},
     "demo": MATHEMATICS | {"images"},
@@ -80,6 +81,8 @@ def test_a_module_imports_only_what_its_room_may_see(module: str) -> None:
         ("redi.report.new", "from redi.runs.folder import Run", "runs"),
         ("redi.records.new", "def late():\n    import redi.backbone.model", "backbone"),
         ("redi.reduction.new", "from redi import pipeline", "pipeline"),
+        ("redi.segmentation.new", "from redi.report.dense import row_title", "report"),
+        ("redi.report.new", "from redi.segmentation.head import majority", "segmentation"),
     ],
 )
 def test_an_edge_that_breaks_the_rule_is_noticed(module: str, source: str, room: str) -> None:

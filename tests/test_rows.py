@@ -166,7 +166,7 @@ def test_a_title_names_the_label_source_where_there_is_one() -> None:
         ("mass", "", OPERATOR, 4, "Incoming mass, after block 4"),
         ("mass", "", "prune", 0, "Incoming mass, prune"),
         ("tfidf", "none", "prune", 3, "TF-IDF [none], prune, after block 3"),
-        ("", "", "tome", 0, "tome"),
+        ("", "", "tome", 0, "ToMe"),
         ("", "", OPERATOR, 0, OPERATOR),
     ],
 )
@@ -295,6 +295,13 @@ def test_the_run_makes_the_score_maps_of_its_own_rows_alone() -> None:
         own = row.label_source in ("", "gt") and row.corpus == CorpusSettings()
         assert row.is_paper_score == (own and row.score.name in SCORES)
     assert Variant(MAIN_SCORE, "gt", "prune", Extent(after=4)).is_paper_score
+
+
+def test_rows_of_other_strengths_have_other_names() -> None:
+    extents = [Extent(strength=step / 1000) for step in range(1001)]
+    names = {Variant(reducer="atm", extent=extent).name(Budget()) for extent in extents}
+    assert len(names) == 1001
+    assert Variant(reducer="atm", extent=Extent(strength=0.25)).name(Budget()) == "atm~s0.25"
 
 
 # The catalogue ------------------------------------------------------------------------------------

@@ -19,12 +19,15 @@ from redi.statistics import (
     divergence,
     holm,
     images_needed,
+    images_needed_for_mean,
     keep_overlap,
     mcnemar,
+    mean_bound,
     paired_bootstrap,
     paired_bound,
     paired_interval,
     spearman,
+    t_quantile,
     wilson,
     zipf_fit,
 )
@@ -115,6 +118,39 @@ def test_images_needed_are_the_fewest_for_which_the_bound_holds() -> None:
     assert images_needed(0.02, 0.01, 1.0) is None
     assert images_needed(0, 0, 0) is None
     assert images_needed(1, 0, 100) == 1, "everything may be lost"
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(5, 2.01505), (7, 1.89458), (10, 1.81246), (30, 1.69726)])
+def test_the_quantile_of_t_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+    assert t_quantile(10**6) == pytest.approx(1.644854, abs=1e-5)
+
+
+def test_the_bound_of_a_mean_by_hand() -> None:
+    # Mean 3, variance (4 + 1 + 0 + 1 + 4 + 0) / 5 = 2: 3 + 2.01505 sqrt(2 / 6).
+    assert mean_bound(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 3.0])) == pytest.approx(4.16339, abs=1e-4)
+    assert mean_bound(torch.full((9,), 0.25)) == 0.25
+    with pytest.raises(InvalidInput, match="at least two images"):
+        mean_bound(torch.ones(1))
+
+
+def test_the_true_mean_exceeds_its_bound_in_about_five_percent_of_samples() -> None:
+    """Shares of changed patches: most images lose a few percent, some lose much."""
+    losses = torch.from_numpy(np.random.default_rng(0).beta(1, 12, size=(2000, 200)))
+    too_low = sum(mean_bound(sample) < 1 / 13 for sample in losses)
+    assert 0.03 < too_low / 2000 < 0.075
+
+
+def test_images_needed_for_a_mean_are_the_fewest_for_which_the_bound_holds() -> None:
+    def bound(images: int) -> float:
+        return 3.0 + t_quantile(images - 1) * 2.0 / math.sqrt(images)
+
+    for allowed in (3.1, 3.5, 4.0):
+        fewest = images_needed_for_mean(3.0, 2.0, allowed)
+        assert fewest is not None
+        assert bound(fewest) <= allowed < bound(fewest - 1)
+    assert images_needed_for_mean(3.0, 0.0, 4.0) == 2
+    assert images_needed_for_mean(4.0, 0.0, 4.0) is None
 
 
 def outcomes(gained: int, lost: int, right: int, wrong: int) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,9 @@ __version__ = "0.1.0"
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {
     "api": (
-        *("bench", "compare", "export", "inspect", "run", "tune"),
-        *("ComparisonResult", "ExportResult", "InspectionResult", "RunResult", "SpeedResult", "TuneResult"),
+        *("bench", "compare", "dense", "export", "inspect", "run", "tune"),
+        *("ComparisonResult", "DenseResult", "ExportResult", "InspectionResult"),
+        *("RunResult", "SpeedResult", "TuneResult"),
     ),
     "attention": (),
     "backbone": ("Backbone", "Tokens", "load_backbone"),
@@ -43,6 +44,7 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from redi.api import (
         ComparisonResult as ComparisonResult,
+        DenseResult as DenseResult,
         ExportResult as ExportResult,
         InspectionResult as InspectionResult,
         RunResult as RunResult,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         TuneResult as TuneResult,
         bench as bench,
         compare as compare,
+        dense as dense,
         export as export,
         inspect as inspect,
         run as run,

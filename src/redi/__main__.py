@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from time import sleep
 from typing import Any
@@ -17,6 +17,10 @@ STOPPED = 130
 #: Seconds after Ctrl-C until the process ends, whatever it does. Files are never left half written.
 GRACE = 15.0
 AGAIN = "stopped; run the same command again."
+#: What tells OpenMP how its threads wait for work: any OpenMP, GNU's (torch on Linux), and Intel's or LLVM's.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+#: How long threads spin before they sleep: turns of a loop in GNU's OpenMP, milliseconds in the others.
+BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 
 
 class Interrupts:
@@ -73,6 +77,17 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def wait_briefly(environment: MutableMapping[str, str]) -> None:
+    """Let threads spin for a moment and then sleep while they wait, unless the user has decided how they wait.
+
+    By default they spin for long, and beside other jobs they take the processor from the thread that they wait for: a
+    small ViT then loses most of its speed. If they sleep at once, it is slow even alone (benchmarks/threads.py). OpenMP
+    reads this when torch is imported.
+    """
+    if not any(name in environment for name in WAITING):
+        environment.update(BRIEFLY)
+
+
 def main(command: Callable[[], None] | None = None, grace: float = GRACE) -> None:
     """Run the command line. After Ctrl-C the exit code is 130, whatever became of the exception."""
     interrupts = Interrupts(grace)
@@ -80,6 +95,7 @@ def main(command: Callable[[], None] | None = None, grace: float = GRACE) -> Non
         end_with_parent()
     try:
         if command is None:
+            wait_briefly(os.environ)
             from redi.cli import main as run_command
 
             command = run_command

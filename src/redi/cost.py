@@ -34,9 +34,15 @@ class Block:
     mlp: int  # per token: all linear layers of the MLP
     pairs: int  # per pair of tokens: queries times keys, attention times values
 
-    def cost(self, attending: int, transformed: int) -> int:
-        """Cost of a block whose attention sees ``attending`` tokens and whose MLP sees ``transformed``."""
-        return attending * self.projections + attending**2 * self.pairs + transformed * self.mlp
+    def cost(self, attending: int, transformed: int, queries: int | None = None) -> int:
+        """Cost of a block whose attention sees ``attending`` tokens and whose MLP sees ``transformed``.
+
+        ``queries`` is the number of tokens that attend, if not all of them do. The others need neither a query nor
+        the output projection, which are half of the projections.
+        """
+        queries = attending if queries is None else queries
+        projected = (attending + queries) * self.projections // 2
+        return projected + attending * queries * self.pairs + transformed * self.mlp
 
 
 def vit_block(width: int, hidden: int = 0, gated: bool = False) -> Block:
@@ -59,6 +65,7 @@ class Geometry:
     head_dim: int
     depth: int
     own_block: Block | None = None  # None if its blocks are those of Eq. blockcompute
+    prefix_queries: bool = False  # whether the last block can compute the queries of the prefix alone
 
     @property
     def patches(self) -> int:

@@ -4,8 +4,9 @@ The paper's rows have short names (``redi_mass``); other names say what differs.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,8 +15,10 @@ from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
 from redi.errors import ConfigError
-from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Reducer
+from redi.reduction import OPERATOR, REDUCERS, Adaptive, Extent, OneShot, Reducer
+from redi.reduction.adaptive import Curve
 from redi.reduction.reducer import PAPER as PAPER_EXTENT
+from redi.reduction.titles import title
 from redi.scorers import SCORERS
 from redi.views import MEAN_WEIGHT, N_VIEWS
 from redi.vocabulary import N_PASSES, N_WORDS
@@ -157,6 +160,8 @@ class Variant:
         if schedule := self.extent.schedule:
             text = ",".join(map(str, schedule))
             parts.append(f"{schedule[-1]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}")
+        elif self.extent.strength is not None:
+            parts.append(f"s{self.extent.strength:g}")
         elif self.extent.budget != default:
             budget = self.extent.budget
             parts.append(f"k{budget.keep:.4g}-m{budget.merge:.4g}-c{budget.cells}-s{budget.spatial:.4g}")
@@ -186,7 +191,7 @@ def describe(score: Score, label_source: str, reducer: str, after: int) -> str:
         return "Dense baseline"
     parts = [marked_title(score, label_source)] if score.name else []
     if not score.name or reducer != OPERATOR:
-        parts.append(reducer)
+        parts.append(title(reducer))
     if after:
         parts.append(f"after block {after}")
     return ", ".join(parts)
@@ -255,6 +260,15 @@ class Catalogue:
         }
         digests = {name: self.digests.get(name, "") + digest for name in fitted}
         return replace(self, reducers={**self.reducers, **fitted}, digests={**self.digests, **digests})
+
+    def with_curves(self, curve: Callable[[str, Adaptive], Curve]) -> "Catalogue":
+        """A copy in which the cost of an adaptive reducer, given with its name, is what ``curve`` measures."""
+        measured = {
+            name: reducer.measured_by(partial(curve, name))
+            for name, reducer in self.reducers.items()
+            if isinstance(reducer, Adaptive)
+        }
+        return replace(self, reducers={**self.reducers, **measured})
 
     def digest(self, variant: Variant) -> str:
         """Digest of a user's reducer, else empty. The digest of a user's scorer is in the key of its scores."""

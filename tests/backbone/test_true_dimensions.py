@@ -15,7 +15,7 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from families import scramble
 from redi.backbone import AttentionScores, Backbone, Tokens
-from redi.deploy.model import wrap
+from redi.deploy.parts import wrap
 from redi.reduction import Reduction, reduce
 from redi.score import hybrid
 

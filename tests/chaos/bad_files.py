@@ -124,7 +124,7 @@ def records() -> Iterator[Case]:
                 return [command, str(run)]
 
             yield Case(f"record: {command} with results {text!r}", spoiled, "results.json")
-    for text in ("", "{", "[]", "3", '{"cost": 3}', '{"cost": "x", "shares": [], "protection": 1.0}', '{"cost": NaN}'):
+    for text in ("", "{", "[]", "3", '{"cost": 3}', '{"cost": "x", "shape": null, "protection": 1.0}', '{"cost": NaN}'):
 
         def setting(ground: Ground, place: Path, text: str = text) -> list[str]:
             (place / "setting.json").write_text(text)

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from redi.cli import app
 from redi.comparison.grid import Request
 from redi.deploy.onnx_speed import REPEATS as EXPORT_REPEATS
+from redi.records.dense import COSTS as DENSE_COSTS, DenseConfig
 from redi.records.setting import Setting
-from redi.records.tuning import COSTS, MAX_DROP, MIN_AGREEMENT, TuneConfig
+from redi.records.tuning import COSTS, MAX_DROP, MIN_AGREEMENT, MIN_PATCH_AGREEMENT, TuneConfig
 from redi.runs.config import RunConfig
 from redi.speed.bench import BATCHES, MORE_BATCHES, REPEATS, BenchConfig
 
@@ -54,6 +55,7 @@ def test_a_default_is_stated_in_the_text_and_only_there() -> None:
 
 def test_stated_defaults_are_true() -> None:
     run, tuned, bench, grid = RunConfig(), TuneConfig("", ""), BenchConfig(), Request()
+    dense = DenseConfig("", "", "", "")
     settings = asdict(run) | asdict(run.vocabulary) | asdict(run.probe) | asdict(run.runtime)
     expected: dict[str, dict[str, object]] = {
         "run": {
@@ -67,7 +69,8 @@ def test_stated_defaults_are_true() -> None:
         "tune": {
             **{f"--{name}": getattr(tuned, name) for name in ("calibration", "check", "repeats", "workers")},
             "--max-drop": f"{MAX_DROP:g}",
-            "--min-agreement": f"{MIN_AGREEMENT:g}",
+            "--min-agreement": f"{MIN_AGREEMENT:g}, dense {MIN_PATCH_AGREEMENT:g}",
+            "--task": tuned.task,
             "--batch-size": tuned.batch,
             "--cost": f"{min(COSTS)} to {max(COSTS)}",
         },
@@ -76,6 +79,10 @@ def test_stated_defaults_are_true() -> None:
             "--repeats": REPEATS,
             "--seconds": f"{bench.seconds:g}",
             "--batch-size": "{}, {} and {}; on a GPU also {} and {}".format(*BATCHES, *MORE_BATCHES),
+        },
+        "dense": {
+            **{f"--{name}": getattr(dense, name) for name in ("steps", "seed", "repeats", "workers", "device")},
+            "--cost": "{}, {} and {}".format(*DENSE_COSTS),
         },
         "compare": {"--labels": grid.labels[0], "--reducer": grid.reducers[0], "--after": grid.after[0]},
     }

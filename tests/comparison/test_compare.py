@@ -385,7 +385,7 @@ def test_a_grid_of_two_costs_is_compared_at_each_of_them(folder: Path, capsys: p
         assert all(abs(line.row.cost - cost) < 0.02 for line in entry.lines)
         assert [line.p_dense for line in entry.lines] == holm([line.row.p_value for line in entry.lines])
     curves = curves_of(read_results(folder), "probe")
-    assert {"prune, Incoming mass": 2, "tome": 2}.items() <= {name: len(rows) for name, rows in curves.items()}.items()
+    assert {"prune, Incoming mass": 2, "ToMe": 2}.items() <= {name: len(rows) for name, rows in curves.items()}.items()
     config = saved_config(folder)
     request = Request(scorers=["mass"], reducers=["prune", "tome"], costs=[0.6, 0.7], name="Which?")
     bundle = compare(config, (), request, against="Incoming mass, prune")

@@ -140,10 +140,10 @@ def test_rows_that_share_an_embedding_do_not_share_damage(dinov3: Backbone, pixe
 
     catalogue = extended_catalogue({}, {"mine": reduce}, {"mine": "x"})
     scores = torch.rand(3, 36)
-    clean = forward(dinov3, catalogue, Variant(reducer="prune"), scores, {0: dinov3.embed(pixels)})
+    clean = forward(dinov3, catalogue, Variant(reducer="prune"), scores, {0: dinov3.embed(pixels)}).hidden
     begun = {0: dinov3.embed(pixels)}
     forward(dinov3, catalogue, Variant(reducer="mine"), scores, begun)
-    assert torch.equal(forward(dinov3, catalogue, Variant(reducer="prune"), scores, begun), clean)
+    assert torch.equal(forward(dinov3, catalogue, Variant(reducer="prune"), scores, begun).hidden, clean)
 
 
 def change_torch() -> None:
@@ -263,7 +263,7 @@ GOOD = leave(torch.randn(2, PATCHES, 8), 12)  # the number of tokens of the pape
     [
         (None, "it must return a Reduction of tensors, not NoneType"),
         (tuple(GOOD), "it must return a Reduction of tensors, not tuple"),
-        (Reduction._make([*GOOD[:2], [0]]), "it must return a Reduction of tensors"),
+        (Reduction._make([*GOOD[:2], [0], None]), "it must return a Reduction of tensors"),
         (GOOD._replace(tokens=GOOD.tokens[:, 1:]), "it must return 12 tokens, not 11"),
         (GOOD._replace(tokens=GOOD.tokens[..., 1:]), r"its tokens have the shape \[2, 12, 7\]"),
         (GOOD._replace(tokens=GOOD.tokens[0]), r"its tokens have the shape \[12, 8\]"),
@@ -275,6 +275,9 @@ GOOD = leave(torch.randn(2, PATCHES, 8), 12)  # the number of tokens of the pape
         (GOOD._replace(positions=GOOD.positions.float()), "its positions are torch.float32, but must be integers"),
         (GOOD._replace(positions=GOOD.positions + 5), r"its positions must lie in 0\.\.15"),
         (GOOD._replace(source=GOOD.source - 2), r"its source must lie in -1\.\.11"),
+        (Reduction._make([*GOOD[:3], [1]]), "it must return a Reduction of tensors"),
+        (GOOD._replace(sizes=torch.ones(2, 11)), r"its sizes have the shape \[2, 11\]"),
+        (GOOD._replace(sizes=torch.zeros(2, 12)), "its sizes must be positive"),
     ],
 )
 def test_a_reducers_mistakes_are_one_line(reduction: Any, message: str, unchecked: None) -> None:

@@ -11,7 +11,7 @@ from redi.budget import Budget
 from redi.comparison.plugins import extended_catalogue, is_plugin, load_plugin
 from redi.corpus import TERMS
 from redi.errors import ConfigError, InvalidInput
-from redi.reduction import ONE_SHOT, PROGRESSIVE, OneShot, Progressive, Reduction
+from redi.reduction import REDUCERS, OneShot, Progressive, Reduction
 from redi.reduction.schedule import constant
 from redi.rows import Score, Variant
 from redi.scorers import SCORERS, Dense
@@ -192,7 +192,7 @@ def variant(scorer: str, label_source: str = "", **changes: Any) -> Variant:
 def test_the_catalogue_holds_the_packages_own_and_the_users() -> None:
     catalogue = extended_catalogue({"mine": nothing}, {"lean": nothing}, {"lean": "abc"})
     assert set(catalogue.scorers) == {*SCORERS, "mine"}
-    assert set(catalogue.reducers) == {*ONE_SHOT, *PROGRESSIVE, "lean"}
+    assert set(catalogue.reducers) == {*REDUCERS, "lean"}
     for row in (variant("mine", reducer="lean"), variant("redi_mine@2", "other")):
         assert catalogue.check(row) == row
     assert catalogue.digest(variant("mass", reducer="lean")) == "abc"
@@ -226,9 +226,7 @@ def test_a_plain_function_becomes_a_one_shot_reducer() -> None:
     assert not reducers["once"].scored
 
 
-@pytest.mark.parametrize(
-    "name", [*SCORERS, *ATTENTION_SCORES, *TERMS, *ONE_SHOT, *PROGRESSIVE, "redi", "redi_my", "bm25_my"]
-)
+@pytest.mark.parametrize("name", [*SCORERS, *ATTENTION_SCORES, *TERMS, *REDUCERS, "redi", "redi_my", "bm25_my"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
     for scorers, reducers in (({name: nothing}, {}), ({}, {name: nothing})):
         with pytest.raises(ConfigError, match="rename your function") as caught:
@@ -242,7 +240,7 @@ def test_an_unknown_reducer_is_told_which_are_known() -> None:
         catalogue.check(variant("mass", reducer="topk"))
     message = one_line(caught)
     assert "'topk'" in message
-    assert all(name in message for name in (*ONE_SHOT, *PROGRESSIVE, "lean"))
+    assert all(name in message for name in (*REDUCERS, "lean"))
 
 
 @pytest.mark.parametrize("scorer", ["mas", "redi_mas", "bm25_mas@3"])

@@ -176,7 +176,7 @@ def test_variants_come_back_from_json() -> None:
 def test_every_field_of_a_variant_is_written_down() -> None:
     base = Variant(MAIN, "gt")
     scores: dict[str, Any] = {"term": "bm25", "local": "rollout", "block": 3}
-    extents: dict[str, Any] = {"budget": Budget(cells=3), "after": 2, "schedule": (4, 3)}
+    extents: dict[str, Any] = {"budget": Budget(cells=3), "after": 2, "schedule": (4, 3), "strength": 0.5}
     assert set(scores) == {entry.name for entry in fields(Score)}
     assert set(extents) == {entry.name for entry in fields(Extent)}
     changes: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from redi.errors import BackboneError, ConfigError, InvalidInput
 from redi.grid import Grid
 from redi.images.preprocessing import Preprocessing
 from redi.reduction import Inside, Reduction
+from redi.reduction.schedule import Shape
 from timm_families import TIMM_CHECKPOINTS
 from timm_import import timm
 
@@ -42,12 +44,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         name: make_model(name) if name in TRANSFORMERS else save_checkpoint(name, tmp_path_factory.mktemp(name))
         for name in CHECKPOINTS
     }
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def images(grid: Grid = (6, 6), batch: int = 2) -> Tensor:
@@ -151,7 +147,7 @@ def test_the_input_of_a_live_model_of_timm_is_that_of_its_pretrained_cfg() -> No
 
 @families
 def test_every_patch_has_the_token_it_went_into(name: str, models: dict[str, Any]) -> None:
-    model = accelerate(models[name], cost=COST)
+    model = accelerate(models[name], setting=Setting(COST, restore="copy"))
     prefix = model.backbone.prefix
     for grid in ((6, 6), *ODD):
         pixels = images(grid)
@@ -169,6 +165,46 @@ def test_every_patch_has_the_token_it_went_into(name: str, models: dict[str, Any
         assert torch.equal(full.last_hidden_state[:, :prefix], short.last_hidden_state[:, :prefix])
         if full.pooler_output is not None:
             assert torch.equal(full.pooler_output, short.pooler_output)
+
+
+@families
+def test_the_full_grid_is_restored_at_every_depth(name: str, models: dict[str, Any]) -> None:
+    model = accelerate(models[name], cost=COST)
+    backbone, reducer = model.backbone, model.setting.reducer
+    tokens, depth = backbone.embed(images()), backbone.depth
+    schedule, levels = (30, *(20,) * (depth - 1)), range(depth + 1)
+    short = backbone.encode_progressively(tokens, reducer, schedule, residual=True, levels=levels)
+    assert torch.equal(short.levels[0], tokens.sequence)
+    assert torch.equal(short.levels[-1], short.full(backbone.prefix))
+    assert {level.shape[1] for level in short.levels} == {backbone.prefix + 36}
+    copies = backbone.encode_progressively(tokens, reducer, schedule, levels=levels)
+    assert torch.equal(copies.hidden, short.hidden), "it changes what is restored, not what runs"
+    assert torch.equal(
+        copies.levels[-1][:, backbone.prefix :], unreduce(short.hidden[:, backbone.prefix :], short.source)
+    )
+    kept = backbone.encode_progressively(tokens, reducer, (36,) * depth, residual=True, levels=levels)
+    for level, state in enumerate(kept.levels):
+        assert torch.equal(state, backbone.encode(tokens, stop=level)), "where nothing merges, the dense states"
+    if model.prefix_only:
+        with pytest.raises(InvalidInput, match="no patches to restore"):
+            backbone.encode_progressively(tokens, reducer, schedule, prefix_only=True, levels=(1,))
+
+
+@families
+def test_the_task_is_classify_unless_dense_is_named(name: str, models: dict[str, Any]) -> None:
+    for task, expected in ((None, "classify"), ("classify", "classify"), ("dense", "dense")):
+        setting = accelerate(models[name], cost=COST, task=task).setting
+        assert setting.task == expected
+        assert setting.reducer == replace(setting, task=expected).reducer
+    first = accelerate(models[name], cost=COST, task="dense").schedule((6, 6))
+    assert first[0] < 36, "a dense task removes tokens from the first block on"
+
+
+def test_an_unknown_task_or_restore_is_refused(models: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="A task is classify or dense, not 'segment'"):
+        accelerate(models["dinov3"], task="segment")
+    with pytest.raises(ConfigError, match="residual or copy, not by 'mean'"):
+        Setting(restore="mean")
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "deit_distilled"])
@@ -189,13 +225,29 @@ def test_leaving_out_the_last_mlp_of_the_patches_is_exact(name: str, models: dic
     schedule = model.schedule(grid)
     assert schedule[-1] == schedule[-2] < 36, "the last block removes nothing"
     pixels = images(grid)
-    whole = backbone.encode_progressively(backbone.embed(pixels), model.setting.reducer, schedule, prefix_only=False)
-    if model.prefix_only:
-        expected = backbone.classify(whole.hidden)
-    else:  # a head that averages reads every patch, on the full grid
-        spread = unreduce(whole.hidden[:, backbone.prefix :], whole.source)
-        expected = backbone.classify(torch.cat([whole.hidden[:, : backbone.prefix], spread], dim=1))
+    whole = backbone.encode_progressively(backbone.embed(pixels), model.setting.reducer, schedule, residual=True)
+    # A head that averages reads every patch, on the full grid.
+    expected = backbone.classify(whole.hidden if model.prefix_only else whole.full(backbone.prefix))
     torch.testing.assert_close(model(pixels).logits, expected, atol=1e-6, rtol=1e-6)
+
+
+@families
+def test_the_last_block_can_compute_the_prefix_alone(name: str, models: dict[str, Any]) -> None:
+    backbone = accelerate(models[name]).backbone
+    tokens, reducer, schedule = backbone.embed(images()), Setting().reducer, (30, 20, 20)
+    rows: list[int] = []
+    queries = [part for path, part in backbone.blocks[-1].named_modules() if path.endswith("q_proj")]
+    hooks = [part.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1])) for part in queries]
+    whole, short = (
+        backbone.encode_progressively(tokens, reducer, schedule, prefix_only=only) for only in (False, True)
+    )
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(short.hidden, whole.hidden[:, : backbone.prefix], atol=1e-5, rtol=1e-5)
+    assert torch.equal(short.source, whole.source)
+    assert backbone.geometry.prefix_queries == (not name.startswith("timm"))
+    if backbone.geometry.prefix_queries:
+        assert rows == [backbone.prefix + 20, backbone.prefix]
 
 
 @pytest.mark.compiles
@@ -279,7 +331,7 @@ def test_pipelines_of_transformers(
 def test_a_merged_token_turns_by_the_position_of_its_most_relevant_member(
     models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = accelerate(models["dinov3"], setting=Setting(0.7, (0.4, 0.4, 0.2)))
+    model = accelerate(models["dinov3"], setting=Setting(0.7, Shape(0, 3, 0.0, 0.3)))
     insides: list[Inside] = []
     ropes: list[tuple[Reduction, Any]] = []
     reduced, cls_attention = Tokens.reduced, Inside.cls_attention.fget  # type: ignore[attr-defined]
@@ -385,10 +437,9 @@ def test_other_models_are_refused() -> None:
         ({"cost": 0.0}, "A cost lies between 0 and 1"),
         ({"cost": 1.5}, "A cost lies between 0 and 1"),
         ({"cost": float("nan")}, "A cost lies between 0 and 1"),
-        ({"shares": (0.5, 0.4, 0.0)}, "must add up to 1"),
-        ({"shares": (1.5, -0.5, 0.0)}, "must be 0 or more"),
-        ({"shares": (0.5, 0.5)}, "is for 2 blocks, but the backbone has 3"),
+        ({"shape": Shape(1, 4)}, "up to block 4, but only 3 blocks run"),
         ({"protection": -1.0}, "Protection must be 0 or more"),
+        ({"steps": -1}, "The number of steps must be 0"),
         ({"cost": 0.05}, "cannot be met"),
     ],
 )
@@ -399,15 +450,16 @@ def test_wrong_settings_are_refused(options: dict[str, Any], message: str, model
 
 def test_settings_are_files(models: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    setting = Setting(cost=0.8, shares=(0.1, 0.7, 0.2), protection=0.05)
+    setting = Setting(cost=0.8, shape=Shape(0, 3, 1.5, 0.2), protection=0.05, task="classify")
     setting.save(file)
     assert Setting.load(file) == setting
     assert accelerate(models["vit"], setting=file).setting == setting
     assert accelerate(models["vit"], cost=0.9, setting=file).setting.cost == 0.9
-    assert accelerate(models["vit"], setting=file).at_cost(0.9).setting.shares == setting.shares
+    assert accelerate(models["vit"], setting=file).at_cost(0.9).setting.shape == setting.shape
     with pytest.raises(ConfigError, match=r"There is no gone\.json in .*: run `redi tune` first"):
         accelerate(models["vit"], setting=tmp_path / "gone.json")
-    texts = ("{", "[]", "[1]", "{}", '{"cost": 0.5}', '{"cost": 2, "shares": [], "protection": 0}')
+    bad_shape = '{"cost": 0.5, "shape": {"first": 2, "last": 1, "start": 1.0, "hold": 0.5}, "protection": 0.5}'
+    texts = ("{", "[]", "[1]", "{}", '{"cost": 0.5}', '{"cost": 2, "shape": null, "protection": 0}', bad_shape)
     for broken in texts:
         file.write_text(broken)
         with pytest.raises(ConfigError, match="cannot be read as a result of `redi tune`"):

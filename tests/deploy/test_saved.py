@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from redi.deploy import Accelerated, Setting, accelerate, origin
 from redi.deploy.tune import tune
 from redi.errors import ArtifactError, BackboneError, ConfigError
 from redi.records.tuning import TuneConfig
+from redi.reduction.schedule import Shape
 from timm_families import TIMM_CHECKPOINTS
 
 PLAIN = """
@@ -55,12 +55,6 @@ loaded = [type(loaders["AutoModelForImageClassification"](hub_name)).__name__,
           redi.Accelerated.from_pretrained(hub_name).setting.cost]
 print(json.dumps([refusals, loaded]))
 """
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
@@ -87,7 +81,7 @@ def assert_same(model: Any, other: Any) -> None:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
     given = save_checkpoint(name, tmp_path / "timm") if name in TIMM_CHECKPOINTS else make_model(name)
-    setting = Setting(cost=0.72, shares=(0.25, 0.5, 0.25), protection=0.1)
+    setting = Setting(cost=0.72, shape=Shape(0, 3, 1.5, 0.2), protection=0.1, task="dense", restore="copy")
     model = accelerate(given, setting=setting).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "faster")
     again = Accelerated.from_pretrained(tmp_path / "faster")
@@ -290,5 +284,5 @@ def test_the_card_has_the_curve_its_data_and_no_local_path(tmp_path: Path) -> No
     assert (tmp_path / "again" / "faster" / "README.md").read_text() == card
     again.at_cost(0.7).save_pretrained(tmp_path / "other")
     assert "is not among those that were measured" in (tmp_path / "other" / "README.md").read_text()
-    accelerate(headed, setting=Setting(0.6, (0.5, 0.5, 0.0))).save_pretrained(tmp_path / "unknown")
+    accelerate(headed, setting=Setting(0.6, Shape(0, 2))).save_pretrained(tmp_path / "unknown")
     assert "Not measured: " in (tmp_path / "unknown" / "README.md").read_text()

@@ -17,6 +17,7 @@ from redi.budget import Budget
 from redi.cost import CostRow
 from redi.errors import ArtifactError, ConfigError
 from redi.records.comparison import Bundle, Comparison, Line, Rankings
+from redi.records.dense import DenseConfig, DenseRecord, DenseRow, Difference, HeadNotes, InputNotes
 from redi.records.deployed import Deployed
 from redi.records.diagnosis import Diagnosis, DiagnosisRow
 from redi.records.reading import build, read_record, write_record
@@ -31,9 +32,9 @@ from redi.records.results import (
     read_results,
     write_results,
 )
-from redi.records.setting import Setting, TunedModel
+from redi.records.setting import SecondLook, Setting, TunedModel
 from redi.records.timing import BenchResult, Overhead, Spread, Timing
-from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
+from redi.records.tuning import Calibration, Point, Steps, TuneConfig, Tuned
 from redi.records.words import WordNotes
 from redi.reduction import Extent
 from redi.reduction.schedule import Shape
@@ -121,6 +122,22 @@ POINT = Point(
     drop_bound=1.5,
     needed=80,
 )
+DIFFERENCE = Difference(-1.5, (-2.0, -1.0), -0.5, (-0.75, -0.25), -4.0, -0.125, 0.5, 0.25)
+DENSE = DenseRow(
+    row="dense",
+    restore="",
+    cost=1.0,
+    analytic=1.0,
+    tokens=850.0,
+    schedule=(),
+    miou=60.0,
+    accuracy=90.0,
+    agreement=100.0,
+    cosine=1.0,
+    class_iou=[60.0, None],
+    to_dense=None,
+    to_reference=None,
+)
 SHAPE = Shape(1, 3, 1.25)
 DIAGNOSED = DiagnosisRow(
     backbone="one",
@@ -151,17 +168,36 @@ RECORDS = [
     Diagnosis([DIAGNOSED], {"one": "hub/one"}, Data(**DATA)),  # type: ignore[arg-type]
     BenchResult([TIMING], {"cores": 2, "nested": {"mkl": True}}, [Overhead(8, "fp32", "eager", 1.0, 0.5, 1.5)]),
     Tuned(
-        points=[POINT, dataclasses.replace(POINT, accuracy=75.0)],
+        points=[POINT, dataclasses.replace(POINT, accuracy=75.0), dataclasses.replace(POINT, cosine=0.5)],
         chosen=None,
-        setting=Setting(0.7, (0.25, 0.5, 0.25), 0.5, TunedModel("vit", 3, 32, 8, "0f"), "by far"),
+        setting=Setting(0.7, SHAPE, 0.5, 2, TunedModel("vit", 3, 32, 8, "0f"), SecondLook(0.4, 0.1), "by far", "dense"),
         calibration=Calibration(SHAPE, 0.65, 9, Shape(0, 3, 1.0), (0.1, 0.2), (0.15, 0.25)),
         dense_accuracy=None,
         images=64,
         allowed=5.0,
         config=TuneConfig("here", "there", costs=(0.5, 0.75)),
         environment=ENVIRONMENT,
+        steps=Steps(5, 9, 0.55, 8, Spread(1.0, 1.125, 1.25)),
     ),
     Deployed([TIMING], ENVIRONMENT),
+    DenseRecord(
+        rows=[
+            DENSE,
+            dataclasses.replace(DENSE, row="tome", restore="copy", cost=0.5, schedule=(850, 425), timing=TIMING),
+            dataclasses.replace(DENSE, to_dense=DIFFERENCE, to_reference=DIFFERENCE),
+        ],
+        references={"0.5": "tome~copy~0.5"},
+        classes=["road", "sky"],
+        void=255,
+        images=101,
+        shown=["a", "b"],
+        inputs=[InputNotes(101, (360, 480), (350, 476), (25, 34))],
+        head=HeadNotes(1500, 8, 0.002, 0.0001, 0, 4, 0.25, 367),
+        left_out=["atc at cost 0.5: it cannot be met"],
+        definitions={"miou": "mean IoU"},
+        config=DenseConfig("here", "train", "val", "out", size=(350, 476), void=11),
+        environment=ENVIRONMENT,
+    ),
     Setting(),
     Variant(Score.parse("redi_mass@4"), "gt", "prune", Extent(Budget(0.25, 0.0), 1, (196, 98)), CORPUS),
 ]
@@ -215,7 +251,7 @@ def test_fields_with_a_default_may_be_missing() -> None:
 def test_a_complete_record_misses_no_field(tmp_path: Path) -> None:
     file = tmp_path / "setting.json"
     file.write_text('{"cost": 0.5, "protection": 0.5}')
-    assert read_record(file, Setting, "redi tune") == Setting(0.5, (), 0.5)
+    assert read_record(file, Setting, "redi tune") == Setting(0.5, None, 0.5)
     with pytest.raises(ArtifactError, match="model is missing"):
         read_record(file, Setting, "redi tune", complete=True)
 
@@ -290,8 +326,8 @@ def test_a_setting_that_cannot_be_read_is_a_mistake_in_the_configuration(tmp_pat
     file = tmp_path / "setting.json"
     with pytest.raises(ConfigError, match=r"There is no setting\.json"):
         Setting.load(file)
-    Setting(0.5, (0.5, 0.5)).save(file)
-    assert Setting.load(file) == Setting(0.5, (0.5, 0.5))
+    Setting(0.5, SHAPE).save(file)
+    assert Setting.load(file) == Setting(0.5, SHAPE)
     file.write_text('{"cost": 2}')
     with pytest.raises(ConfigError, match="A cost lies between 0 and 1"):
         Setting.load(file)

@@ -2,17 +2,17 @@
 and what each promises."""
 
 from dataclasses import replace
-from math import exp, fsum, log, sqrt
+from math import fsum, log, sqrt
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from loops import Vector, attention_of, dot, naive_cls_attention
 from redi.reduction import DROPPED, Budget, Inside, Progressive, Reduction, WordMerging
 from redi.reduction.clustering import CLUSTERING, agglomerate, atc, ats, merge_clusters, token_pooling
 
-Vector = list[float]
 Matrix = list[Vector]
 
 COUNTS = [(2, 1), (5, 4), (9, 8), (9, 4), (16, 11), (25, 13), (25, 1)]
@@ -50,10 +50,6 @@ def random_similarity(n: int, batch: int = 3, seed: int = 0) -> Tensor:
     """Symmetric and without ties."""
     values = torch.randn(batch, n, n, generator=torch.Generator().manual_seed(seed)).double()
     return values + values.transpose(1, 2)
-
-
-def dot(a: Vector, b: Vector) -> float:
-    return fsum(x * y for x, y in zip(a, b, strict=True))
 
 
 def weighted_mean(points: Matrix, weights: Vector, members: list[int]) -> Vector:
@@ -232,23 +228,11 @@ def test_atc_does_not_look_at_what_the_keys_belong_to() -> None:
 # Token pooling ------------------------------------------------------------------------------------
 
 
-def naive_cls_attention(inside: Inside, image: int) -> Matrix:
-    """softmax(q_cls K^T / sqrt(d)) of each head, over all tokens."""
-    queries: list[Vector] = inside.query[image, :, 0].double().tolist()
-    keys: list[Matrix] = inside.key[image].double().tolist()
-    rows = []
-    for query, head in zip(queries, keys, strict=True):
-        weights = [exp(dot(query, key) / sqrt(len(query))) for key in head]
-        rows.append([weight / fsum(weights) for weight in weights])
-    return rows
-
-
 def naive_relevance(inside: Inside, image: int) -> Vector:
     if inside.scores is not None:
         given: Vector = inside.scores[image].double().tolist()
         return given
-    rows = naive_cls_attention(inside, image)
-    return [fsum(row[inside.prefix + patch] for row in rows) / len(rows) for patch in range(inside.patches.shape[1])]
+    return naive_cls_attention(inside, image)
 
 
 def nearest(point: Vector, centres: Matrix) -> int:
@@ -381,7 +365,7 @@ def test_without_any_relevance_all_patches_weigh_the_same() -> None:
 
 def naive_significance(inside: Inside, image: int) -> Vector:
     """Attention from CLS times the length of the value, summed over heads, adding up to one."""
-    rows = naive_cls_attention(inside, image)
+    rows = [head[0] for head in attention_of(inside, image, queries=1)]
     values: list[Matrix] = inside.value[image].double().tolist()
     raw = [
         fsum(row[token] * sqrt(dot(head[token], head[token])) for row, head in zip(rows, values, strict=True))

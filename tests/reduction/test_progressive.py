@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot, pad
 
 from families import make_model
 from insides import make_inside
+from loops import Expected, Vector, cosine, image_of, mean_over_heads, merged, most_similar, naive_cls_attention
 from redi.attention import cls_rows
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.backbone.hook import attention_forward
@@ -25,8 +26,6 @@ from redi.reduction import DROPPED, PROGRESSIVE, Inside, Progressive, Reduction,
 from redi.reduction.peers import evit, pitome, tome
 from redi.reduction.progressive import merge_pairs
 from timm_families import without_fused_attention
-
-Vector = list[float]
 
 #: The reducers whose papers' loops are below.
 PEERS = {name: PROGRESSIVE[name] for name in ("tome", "pitome", "evit")}
@@ -53,49 +52,6 @@ def with_tied_keys(inside: Inside) -> Inside:
     group = torch.tensor([0, 1, 1, 2, 2, 2, 2]).repeat(n // 7 + 1)[:n]
     keys = torch.stack([one_hot(group[torch.randperm(n)], 6).float() for _ in range(batch)])
     return with_keys(inside, keys)
-
-
-class Expected(NamedTuple):
-    """What a loop says comes out of one image."""
-
-    tokens: list[Vector]
-    positions: list[int]
-    source: list[int]
-
-
-def cosine(u: Vector, v: Vector) -> float:
-    def dot(a: Vector, b: Vector) -> float:
-        return fsum(x * y for x, y in zip(a, b, strict=True))
-
-    return dot(u, v) / sqrt(dot(u, u) * dot(v, v))
-
-
-def mean_over_heads(key: list[list[Vector]], prefix: int) -> list[Vector]:
-    """``key`` is [heads][tokens][head_dim]; the prefix does not take part."""
-    return [
-        [fsum(axis) / len(key) for axis in zip(*(head[token] for head in key), strict=True)]
-        for token in range(prefix, len(key[0]))
-    ]
-
-
-def merged(patches: list[Vector], sizes: Vector, groups: list[list[int]]) -> Expected:
-    """A group's first member is the one that the others merge into: sum of s x / sum of s."""
-    tokens, source = [], [DROPPED] * len(patches)
-    for place, members in enumerate(groups):
-        weight = fsum(sizes[i] for i in members)
-        tokens.append([fsum(sizes[i] * patches[i][axis] for i in members) / weight for axis in range(len(patches[0]))])
-        for i in members:
-            source[i] = place
-    return Expected(tokens, [members[0] for members in groups], source)
-
-
-def most_similar(a: int, candidates: list[int], keys: list[Vector]) -> tuple[float, int]:
-    best, similarity = -1, -2.0
-    for b in candidates:
-        value = cosine(keys[a], keys[b])
-        if value > similarity:
-            best, similarity = b, value
-    return similarity, best
 
 
 def naive_tome(patches: list[Vector], sizes: Vector, keys: list[Vector], count: int) -> Expected:
@@ -134,17 +90,6 @@ def naive_pitome(patches: list[Vector], sizes: Vector, keys: list[Vector], count
     return merged(patches, sizes, groups)
 
 
-def naive_cls_attention(query: list[list[Vector]], key: list[list[Vector]], sizes: Vector, prefix: int) -> Vector:
-    """Softmax(q_cls K^T / sqrt(d) + log s), mean over heads; a prefix token's size is 1."""
-    total = [0.0] * len(sizes)
-    for q, k in zip(query, key, strict=True):
-        weights = [exp(fsum(a * b for a, b in zip(q[0], row, strict=True)) / sqrt(len(row))) for row in k]
-        weights = [w * s for w, s in zip(weights, [1.0] * prefix + sizes, strict=True)]
-        for i in range(len(sizes)):
-            total[i] += weights[prefix + i] / fsum(weights) / len(query)
-    return total
-
-
 def naive_evit(patches: list[Vector], attention: Vector, count: int) -> Expected:
     """Sec. 3.2 and 3.3 of EViT: top k attentive tokens, and sum of a_i x_i over the others."""
     n = len(patches)
@@ -156,27 +101,10 @@ def naive_evit(patches: list[Vector], attention: Vector, count: int) -> Expected
     return Expected(tokens, [*attentive, rest[0]], source)
 
 
-class Image(NamedTuple):
-    """One image of an ``Inside`` as Python lists."""
-
-    patches: list[Vector]
-    sizes: Vector
-    query: list[list[Vector]]
-    key: list[list[Vector]]
-
-
-def image_of(inside: Inside, image: int) -> Image:
-    parts = (inside.patches, inside.sizes, inside.query, inside.key)
-    return Image(*(part[image].double().tolist() for part in parts))
-
-
 def expected_of(method: str, inside: Inside, image: int, count: int) -> Expected:
-    patches, sizes, query, key = image_of(inside, image)
+    patches, sizes, key = image_of(inside, image)
     if method == "evit":
-        ones = [1.0] * len(sizes)
-        weighed = sizes if inside.bias is not None else ones
-        attention = naive_cls_attention(query, key, weighed, inside.prefix)
-        return naive_evit(patches, attention, count)
+        return naive_evit(patches, naive_cls_attention(inside, image), count)
     keys = mean_over_heads(key, inside.prefix)
     if method == "tome":
         return naive_tome(patches, sizes, keys, count)
@@ -370,12 +298,9 @@ def test_keys_are_the_mean_over_heads_without_the_prefix(prefix: int) -> None:
 @prefixes
 def test_cls_attention_is_the_softmax_with_log_sizes(prefix: int) -> None:
     inside = make_inside(9, prefix)
-    for given, sized in ((inside, True), (replace(inside, bias=None), False)):
+    for given in (inside, replace(inside, bias=None)):
         for image in range(3):
-            one = image_of(inside, image)
-            sizes = one.sizes if sized else [1.0] * 9
-            expected = naive_cls_attention(one.query, one.key, sizes, prefix)
-            torch.testing.assert_close(given.cls_attention[image], torch.tensor(expected))
+            torch.testing.assert_close(given.cls_attention[image], torch.tensor(naive_cls_attention(given, image)))
 
 
 def test_given_scores_replace_the_attention_as_shares_of_their_sum() -> None:
@@ -723,6 +648,7 @@ def reference_dinov3(
                     query=query[None],
                     key=key[None],
                     bias=None,
+                    scale=query.shape[-1] ** -0.5,
                     depth=3,
                 )
                 expected = expected_of(method, inside, 0, count)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import dist, fsum, hypot
+from math import ceil, dist, fsum, hypot
 from typing import NamedTuple
 
 import pytest
@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from insides import make_inside
+from loops import mean_over_heads
 from redi.cost import Geometry
 from redi.errors import ConfigError, InvalidInput
 from redi.reduction import PROGRESSIVE, Extent, Inside, Progressive
 from redi.reduction.operator import OFFSET
 from redi.reduction.progressive import STEPS
-from redi.reduction.protected import protected
-from redi.reduction.schedule import ByShares, Shape, check_schedule, early, early_shape
+from redi.reduction.protected import WINDOW, protected
+from redi.reduction.schedule import Fewer, Shape, check_schedule, early, early_shape
 
 Vector = list[float]
 
@@ -41,12 +42,34 @@ class Expected(NamedTuple):
     source: list[int]
 
 
-def naive_protected(patches: list[Vector], relevance: Vector, count: int, protection: float) -> Expected:
+def naive_protected(
+    patches: list[Vector],
+    relevance: Vector,
+    count: int,
+    protection: float,
+    patch_counts: Vector,
+    sizes: float = 0.0,
+    window: int = WINDOW,
+    keys: list[Vector] | None = None,
+) -> Expected:
     """The docstring of ``protected``, token by token; sorts are stable, so ties fall to the first."""
+    places = keys or patches
     n = len(patches)
     a_set, b_set = range(1, n, 2), range(0, n, 2)
-    nearest = {a: min(b_set, key=lambda b: dist(patches[a], patches[b])) for a in a_set}
-    damage = {a: relevance[a] ** protection * dist(patches[a], patches[b]) ** 2 for a, b in nearest.items()}
+    windows = ceil(len(b_set) / window)
+    width = ceil(len(b_set) / windows)
+
+    def candidates(a: int) -> list[int]:
+        return [b for b in b_set if b // 2 // width == a // 2 // width]
+
+    def ward(a: int, b: int) -> float:
+        return float((patch_counts[a] * patch_counts[b] / (patch_counts[a] + patch_counts[b])) ** sizes)
+
+    nearest = {a: min(candidates(a), key=lambda b: dist(places[a], places[b])) for a in a_set}
+    damage = {
+        a: relevance[a] ** protection * ward(a, b) * dist(patches[a], patches[b]) ** 2 for a, b in nearest.items()
+    }
+    relevance = [r ** (1 - sizes / 2) * s ** (sizes / 2) for r, s in zip(relevance, patch_counts, strict=True)]
     joining = sorted(a_set, key=lambda a: damage[a])[: n - count]
     groups = [[i, *(a for a in joining if nearest[a] == i)] for i in range(n) if i not in joining]
     tokens = []
@@ -61,12 +84,22 @@ def naive_protected(patches: list[Vector], relevance: Vector, count: int, protec
     return Expected(tokens, positions, source)
 
 
-def assert_as_the_loop(inside: Inside, count: int, protection: float, relevance: Tensor) -> None:
-    result = protected(inside, count, protection)
+def assert_as_the_loop(
+    inside: Inside,
+    count: int,
+    protection: float,
+    relevance: Tensor,
+    sizes: float = 0.0,
+    by_keys: bool = False,
+    window: int = WINDOW,
+) -> None:
+    result = protected(inside, count, protection, sizes, by_keys, window)
     assert result.tokens.shape == (3, count, inside.patches.shape[2])
     for image in range(3):
         patches, weights = inside.patches[image].tolist(), relevance[image].tolist()
-        expected = naive_protected(patches, weights, count, protection)
+        counts = inside.sizes[image].tolist()
+        keys = mean_over_heads(inside.key[image].tolist(), inside.prefix) if by_keys else None
+        expected = naive_protected(patches, weights, count, protection, counts, sizes, window, keys)
         assert result.positions[image].tolist() == expected.positions
         assert result.source[image].tolist() == expected.source
         torch.testing.assert_close(result.tokens[image], torch.tensor(expected.tokens))
@@ -89,6 +122,42 @@ def test_the_step_is_the_loop_of_its_docstring(n: int, count: int, protection: f
     assert_as_the_loop(attended, count, protection, attention)
     assert scored.scores is not None
     assert_as_the_loop(scored, count, protection, shares_of(scored.scores))
+
+
+@counts
+@pytest.mark.parametrize("sizes", [0.5, 1.0])
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_sizes_keys_and_windows_are_those_of_the_loop(
+    n: int, count: int, sizes: float, by_keys: bool, window: int
+) -> None:
+    scored = scored_inside(n, 1)
+    assert scored.scores is not None
+    assert_as_the_loop(scored, count, 0.5, shares_of(scored.scores), sizes, by_keys, window)
+
+
+def test_with_sizes_the_damage_is_what_a_merge_adds_to_the_squares_within_groups() -> None:
+    """Two tokens of 3 and 1 patches and a pair of 1 and 1: the second pair merges, although it is further apart."""
+    states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0], [9.0, 1.1]])[None].expand(3, -1, -1)
+    patch_counts = torch.tensor([3.0, 3.0, 1.0, 1.0]).expand(3, -1)
+    inside = replace(make_inside(4, 1), patches=states, sizes=patch_counts, scores=torch.ones(3, 4))
+    assert protected(inside, 3).source[0].tolist() == [0, 0, 1, 2], "the nearest pair"
+    assert protected(inside, 3, sizes=1.0).source[0].tolist() == [0, 1, 2, 2], "1.5 x 1 is more than 0.5 x 1.21"
+
+
+def test_a_window_as_wide_as_all_tokens_changes_no_bit() -> None:
+    inside = make_inside(25, 1)
+    for result, whole in zip(protected(inside, 17, window=13), protected(inside, 17, window=500), strict=True):
+        assert result is not None
+        assert whole is not None
+        assert torch.equal(result, whole)
+
+
+def test_the_work_of_matching_grows_with_the_tokens_once_they_fill_the_windows() -> None:
+    for name in ("protected", "protected-dense"):
+        work = {n: PROGRESSIVE[name].products(n, n, 384, 64) / n for n in (256, 1024, 4096)}
+        assert work[1024] == pytest.approx(work[256], rel=0.02)
+        assert work[4096] == pytest.approx(work[256], rel=0.02)
 
 
 @counts
@@ -140,42 +209,74 @@ def test_half_precision_tokens_are_merged_in_fp32() -> None:
 # Schedules ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", range(2, 41))
-def test_the_early_shape_falls_between_the_first_blocks_and_the_last(depth: int) -> None:
-    shares = early_shape(depth).shares(depth)
-    assert len(shares) == depth
-    assert sum(shares) == pytest.approx(1, abs=1e-12)
-    first, last = round(depth / 6), depth - max(round(depth / 12), 1)
-    assert set(shares[:first]) <= {0.0}
-    assert set(shares[last:]) == {0.0}
-    assert all(a > b > 0 for a, b in pairwise(shares[first:last]))
+@pytest.mark.parametrize("depth", range(1, 41))
+def test_the_early_shape_removes_between_the_first_blocks_and_the_last(depth: int) -> None:
+    first, last = round(depth / 6), max(depth - max(round(depth / 12), 1), 1)
+    schedule = early(10_000, depth, 0.3)
+    assert set(schedule[:first]) <= {10_000}
+    assert len(set(schedule[last - 1 :])) == 1, "the last blocks hold"
+    removed = [before - after for before, after in pairwise((10_000, *schedule))]
+    assert min(removed) == 0 or depth < 3
+    assert max(removed) < 10_000 * 0.3 or depth < 4, "more than one block removes"
 
 
-def test_shares_by_hand() -> None:
-    assert early_shape(1).shares(1) == (1.0,), "the only block is the last as well"
+def test_a_shape_by_hand() -> None:
     assert (early_shape(12).first, early_shape(12).last) == (2, 11), "blocks 3 to 11"
-    assert Shape(1, 5, 1.0).shares(6) == (0.0, 0.25, 0.25, 0.25, 0.25, 0.0)
-    assert Shape(0, 2, 1.5).shares(2) == pytest.approx((1 - 0.5**1.5, 0.5**1.5))
-    for wrong in (Shape(-1, 3, 1.0), Shape(2, 2, 1.0), Shape(0, 7, 1.0), Shape(0, 3, 0.0)):
-        with pytest.raises(InvalidInput, match="does not fit 6 blocks"):
-            wrong.shares(6)
-    assert ByShares((0.5, 0.25, 0.25))(100, 3, 0.4) == (80, 70, 60)
-    assert ByShares((0.0, 1.0, 0.0))(9, 3, 1.0)[:2] == (9, 5), "half of a block at most"
+    assert Shape(1, 5, start=0, hold=0)(100, 6, 0.4) == (100, 90, 80, 70, 60, 60), "equal steps"
+    assert Shape(0, 2, start=2, hold=0)(100, 2, 0.5) == (88, 50), "0.5^2 of 50 are gone after half of the blocks"
+    assert Shape(0, 2, start=0, hold=0.5)(1000, 2, 0.5) == (698, 500), "500 (1 - 0.5^(4/3)) = 301.6 are gone"
+    assert Shape(1, 2, hold=0)(9, 3, 1.0) == (9, 5, 5), "half of a block at most"
     assert early(100, 12, 0.0) == (100,) * 12
+    for wrong in ((-1, 3), (2, 2), (0, 3, -0.1), (0, 3, 1.0, 1.0), (0, 3, 1.0, -0.1)):
+        with pytest.raises(InvalidInput, match="is no shape"):
+            Shape(*wrong)
+    with pytest.raises(InvalidInput, match="does not fit 6 blocks"):
+        Shape(0, 7)(100, 6, 0.5)
+
+
+def test_the_stronger_a_shape_removes_the_earlier_and_the_more_it_holds() -> None:
+    def gone(strength: float) -> list[float]:
+        schedule = early(10_000, 12, strength)
+        return [(10_000 - count) / (10_000 - schedule[-1]) for count in schedule]
+
+    for weak, strong in pairwise([gone(0.2), gone(0.4), gone(0.6)]):
+        assert all(less < more for less, more in zip(weak[2:10], strong[2:10], strict=True))
 
 
 @given(
     patches=st.integers(1, 300),
-    weights=st.lists(st.integers(0, 5), min_size=1, max_size=24).filter(any),
+    first=st.integers(0, 11),
+    blocks=st.integers(1, 12),
+    start=st.floats(0, 5),
+    hold=st.floats(0, 0.95),
     strength=st.floats(0, 1),
 )
-def test_no_shares_remove_more_than_half_of_a_block(patches: int, weights: list[int], strength: float) -> None:
-    shape = ByShares(tuple(weight / sum(weights) for weight in weights))
-    schedule = shape(patches, len(weights), strength)
-    check_schedule(schedule, patches, len(weights), halving=True)
+def test_no_shape_removes_more_than_half_of_a_block(
+    patches: int, first: int, blocks: int, start: float, hold: float, strength: float
+) -> None:
+    schedule = Shape(first, first + blocks, start, hold)(patches, 24, strength)
+    check_schedule(schedule, patches, 24, halving=True)
     assert schedule[-1] >= patches * (1 - strength) - 0.5
-    with pytest.raises(InvalidInput, match=f"shares of {len(weights)} blocks for 50"):
-        shape(patches, 50, strength)
+
+
+def test_fewer_steps_by_hand() -> None:
+    def given(_patches: int, _depth: int, _strength: float) -> tuple[int, ...]:
+        return (100, 90, 80, 70, 60, 60)
+
+    assert Fewer(given, 4)(100, 6, 1.0) == given(100, 6, 1.0)
+    assert Fewer(given, 2)(100, 6, 1.0) == (100, 80, 80, 60, 60, 60)
+    assert Fewer(given, 3)(100, 6, 1.0) == (100, 90, 80, 60, 60, 60)
+    assert Fewer(given, 1)(110, 6, 1.0) == (60,) * 6
+    assert Fewer(given, 1)(130, 6, 1.0) == (65,) * 6, "half of a block at most"
+
+
+@given(patches=st.integers(1, 300), depth=st.integers(1, 24), strength=st.floats(0, 1), steps=st.integers(1, 12))
+def test_fewer_steps_are_a_schedule_with_so_many_steps(patches: int, depth: int, strength: float, steps: int) -> None:
+    schedule, all_steps = Fewer(early, steps)(patches, depth, strength), early(patches, depth, strength)
+    check_schedule(schedule, patches, depth, halving=True)
+    counts = [len({patches, *each}) - 1 for each in (schedule, all_steps)]
+    assert counts[0] == min(counts[1], steps)
+    assert schedule[-1] >= all_steps[-1]
 
 
 @pytest.mark.parametrize("prefix_only", [False, True])
@@ -206,3 +307,15 @@ def test_the_cost_of_prefix_only_by_hand() -> None:
     for schedule in ((2, 2), (2, 1)):
         cost = reducer.cost(Extent(schedule=schedule), on, prefix_only=True)
         assert cost == (first + last) / dense
+    # With the query of CLS alone: one row of attention, and keys and values of 3 tokens.
+    narrow = 2 * 3 * 64 + 2 * 1 * 64 + 2 * 3 * 8 + 8 * 1 * 64
+    cost = reducer.cost(Extent(schedule=(2, 2)), replace(on, prefix_queries=True), prefix_only=True)
+    assert cost == (first + narrow) / dense
+
+
+def test_without_rotary_positions_only_the_positions_differ() -> None:
+    inside = make_inside(25, 1)
+    rotary, learned = (protected(replace(inside, rotary=rotary), 13) for rotary in (True, False))
+    assert torch.equal(rotary.tokens, learned.tokens)
+    assert torch.equal(rotary.source, learned.source)
+    assert (learned.source.gather(1, learned.positions) == torch.arange(13)).all()

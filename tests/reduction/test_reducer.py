@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from redi.backbone import Backbone
@@ -26,6 +27,8 @@ geometries = pytest.mark.parametrize("on", GEOMETRIES.values(), ids=GEOMETRIES)
 all_blocks = pytest.mark.parametrize("on", ALL_BLOCKS.values(), ids=ALL_BLOCKS)
 one_shots = pytest.mark.parametrize("reducer", ONE_SHOT.values(), ids=ONE_SHOT)
 progressives = pytest.mark.parametrize("reducer", PROGRESSIVE.values(), ids=PROGRESSIVE)
+#: Removes whole rows and columns, so it reaches fewer counts and costs, and has no matrix products.
+LINES = PROGRESSIVE["cubist"]
 
 
 def naive_block(attending: int, transformed: int, on: Geometry) -> int:
@@ -164,11 +167,22 @@ def test_the_operators_own_products_are_those_that_are_counted_while_it_runs() -
         assert operator.products(budget, (7, 11), width) == counter.get_total_flops() // 2
 
 
+class Multiplying(Inside):
+    """CLS attention as a matrix product, which the counter sees. The library's sum has the same multiply-adds."""
+
+    @property
+    def cls_attention(self) -> Tensor:
+        logits = self.query[:, :, :1] @ self.key.transpose(2, 3) * self.scale
+        return logits.softmax(dim=-1).mean(dim=1)[:, 0, self.prefix :]
+
+
 @progressives
 def test_a_steps_own_products_are_those_that_are_counted_while_it_runs(reducer: Progressive) -> None:
-    """But for the prefix and single tokens: within two percent."""
+    """But for the prefix and single tokens: within two percent of the dearest block."""
+    if reducer is LINES:  # its products are sums over neighbours; tests/reduction/test_local.py counts them
+        return
     query, key, value = torch.randn(3, 1, 3, 197, 64)
-    inside = Inside(
+    inside = Multiplying(
         patches=torch.randn(1, 196, 192),
         sizes=torch.ones(1, 196),
         scores=None,
@@ -180,12 +194,18 @@ def test_a_steps_own_products_are_those_that_are_counted_while_it_runs(reducer: 
         prefix=1,
         block=3,
         depth=12,
+        origins=torch.arange(196)[None],
+        grid=(14, 14),
     )
     for count in (180, 120):
-        with FlopCounterMode(display=False) as counter:
-            reducer.step(inside, count)
-        counted = counter.get_total_flops() / 2
+        counted = 0.0
+        for block in (3, 9):
+            with FlopCounterMode(display=False) as counter:
+                reducer.step(replace(inside, block=block), count)
+            counted = max(counted, counter.get_total_flops() / 2)
         assert counted > 0
+        if reducer is PROGRESSIVE["protected-dense"]:
+            counted += 98 * 192  # the distance of each token of A to its partner is a sum, not a product
         assert reducer.products(196, count, 192, 64) == pytest.approx(counted, rel=0.02)
 
 
@@ -231,7 +251,7 @@ def test_progressive_reducers_meet_a_cost(reducer: Progressive, cost: float, on:
     schedule = reducer.extent_for_cost(cost, on).schedule
     assert len(schedule) == 12
     assert schedule in shapes_of(reducer, on)
-    assert naive_progressive(reducer, schedule, on) == pytest.approx(cost, abs=0.002)
+    assert naive_progressive(reducer, schedule, on) == pytest.approx(cost, abs=0.004 if reducer is LINES else 0.002)
 
 
 @geometries
@@ -242,6 +262,8 @@ def test_progressive_reducers_leave_a_number_of_tokens_in_the_gentlest_way(
 ) -> None:
     extent = reducer.extent_for_tokens(tokens, on)
     schedule = extent.schedule
+    if reducer is LINES:
+        tokens = {150: 156, 102: 100, 49: 49}[tokens]  # 13 x 12, 10 x 10, 7 x 7
     assert schedule[-1] == reducer.tokens_left(extent, on) == tokens
     alike = [shape for shape in shapes_of(reducer, on) if shape[-1] == tokens]
     assert sum(schedule) == max(map(sum, alike))

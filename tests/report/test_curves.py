@@ -12,8 +12,9 @@ from redi.comparison.grid import Request
 from redi.pipeline import execute
 from redi.records.results import Results, Row, read_results
 from redi.reduction import OPERATOR
+from redi.reduction.titles import TITLES
 from redi.report.content import content
-from redi.report.curves import curves_of, draw_curves
+from redi.report.curves import curves_caption, curves_of, draw_curves, styles_note
 from redi.report.explorer import Explorer
 from redi.rows import Codebook, CorpusSettings
 from redi.runs.config import saved_config
@@ -96,3 +97,37 @@ def test_ablations_are_no_points_of_a_curve(which: str, request: pytest.FixtureR
     more = with_ablations(results)
     for classifier in results.classifiers:
         assert curves_of(more, classifier) == curves_of(results, classifier)
+
+
+def crowded(results: Results) -> Results:
+    """With a line per reducer that has a title, at two costs, all close together."""
+    rows = [
+        replace(
+            results.row("mass", classifier),
+            name=f"{reducer}-{cost}",
+            scorer="",
+            reducer=reducer,
+            budget=None,
+            schedule=[4],
+            cost=cost,
+            top1=50 + cost,
+        )
+        for classifier in results.classifiers
+        for reducer in TITLES
+        for cost in (0.5, 0.6)
+    ]
+    return replace(results, rows=[*results.rows, *rows])
+
+
+def test_lines_are_named_by_the_titles_of_their_reducers(seen_run: Path) -> None:
+    assert set(TITLES.values()) <= set(curves_of(crowded(read_results(seen_run)), "probe"))
+
+
+def test_only_line_styles_that_occur_are_explained(seen_run: Path) -> None:
+    results = read_results(seen_run)
+    assert styles_note(results, ["probe"]).startswith("Dashed: an oracle")
+    assert "dotted: a score that needs a dense pass" in styles_note(results, ["probe"])
+    free = replace(results, rows=[row for row in crowded(results).rows if not row.scorer])
+    assert curves_of(free, "probe")
+    assert styles_note(free, ["probe"]) == ""
+    assert "ashed" not in curves_caption(free)

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from conftest import HOSTILE_CLASS, HOSTILE_FOLDER
 from redi.attention import ATTENTION_SCORES
 from redi.backbone import Backbone
 from redi.budget import Budget
@@ -31,7 +30,8 @@ from redi.records.comparison import read_bundle
 from redi.records.explained import Fate, corpus_steps
 from redi.records.results import read_results
 from redi.reduction import reduce
-from redi.report.build import build_report, inline_json
+from redi.report.assemble import inline_json
+from redi.report.build import build_report
 from redi.report.content import content, kinds
 from redi.report.explorer import Explorer, telling_image
 from redi.report.figures import draw_words, figure2_shares, write_figures
@@ -40,6 +40,7 @@ from redi.report.sheets import Sheet, print_sheet, to_html, to_markdown
 from redi.rows import SCORES
 from redi.runs.config import saved_config
 from redi.score import hybrid
+from small_run import HOSTILE_CLASS, HOSTILE_FOLDER
 
 SHEET = Sheet(
     "50 % <of> it",

@@ -61,7 +61,10 @@ def test_a_command_that_runs_a_model_fails_there(folder: Path) -> None:
     assert "transformers is blocked" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["build", "figures", "tables", "compare", "diagnose", "bench", "tune", "inspection"])
+MODULES = ["build", "figures", "tables", "compare", "diagnose", "bench", "tune", "inspection", "dense", "dense_page"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_importing_a_report_leaves_transformers_out(module: str) -> None:
     done = python(
         f"import sys, redi.report.{module}\n"

@@ -14,15 +14,17 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
+from families import make_model
 from redi.attention import head_mean, mass_of
 from redi.backbone import Backbone, Watch
 from redi.backbone.families import FAMILIES
 from redi.cost import cost_table
+from redi.deploy import Setting, accelerate
 from redi.errors import ArtifactError, ConfigError
 from redi.images import Preprocessing
 from redi.records.reading import build
 from redi.records.timing import BenchResult, Timing, read_bench, write_bench
-from redi.reduction import ONE_SHOT, PROGRESSIVE, REDUCERS, WORD_MERGING, Budget
+from redi.reduction import ADAPTIVE, ONE_SHOT, PROGRESSIVE, REDUCERS, WORD_MERGING, Budget
 from redi.report.bench import print_bench
 from redi.score import minmax
 from redi.speed.bench import DTYPES, MODES, BenchConfig, bf16_obstacle, compile_obstacle, obstacle_here, run_bench
@@ -33,6 +35,8 @@ from redi.speed.paths import TimedPath, compiled, random_backbone, timed_paths
 CPU = torch.device("cpu")
 ALL = (*ONE_SHOT, *PROGRESSIVE)
 LOOPING = [name for name, reducer in REDUCERS.items() if reducer.loops]
+#: A cost that every progressive reducer reaches on three blocks and 6x6 patches, with products of its own.
+REACHED = 0.71
 
 
 class FakeClock:
@@ -56,7 +60,7 @@ class FakeClock:
 
 
 def on_a_small_grid(backbone: Backbone) -> Backbone:
-    """The same weights on 6x6 patches, where three blocks can save as much as the operator does."""
+    """The same weights on 6x6 patches."""
     preprocessing = Preprocessing(54, 48, (0.5,) * 3, (0.5,) * 3)
     return Backbone(backbone.model, backbone.family, backbone.head, preprocessing)
 
@@ -252,7 +256,7 @@ def test_paths_are_the_library_called_by_hand(backbone: Backbone) -> None:
         for scoring, used in ((False, scores), (True, mass)):
             reduction = ONE_SHOT[name].reduce(tokens.patches, used, Budget(), (6, 6))
             expected[name, scoring] = backbone.encode(tokens.reduced(reduction))
-    paths = timed_paths(backbone, ALL)
+    paths = timed_paths(backbone, ALL, cost=REACHED)
     rows = {(path.row, path.scoring) for path in paths}
     assert len(rows) == len(paths)
     assert {path.row for path in paths} == {"dense", *ALL}
@@ -284,6 +288,50 @@ def test_costs_are_those_of_table_3_and_peers_are_set_to_the_operators() -> None
         assert paths[name].cost == pytest.approx(operator, abs=0.005)
 
 
+def test_a_reducer_whose_length_follows_the_image_is_not_timed_on_noise(small: Backbone) -> None:
+    _, *paths = timed_paths(small, [*ADAPTIVE])
+    assert [path.row for path in paths] == [*ADAPTIVE]
+    assert all(path.forward is None and "follows the image" in path.note for path in paths)
+
+
+@pytest.mark.parametrize("name", ["vit_head", "dinov2_registers_head"])
+def test_the_accelerated_row_times_what_is_shipped(name: str) -> None:
+    model, pixels = accelerate(make_model(name), cost=0.7), torch.randn(2, 3, 48, 48)
+    backbone = model.backbone.at_size(48)
+    dense, path = timed_paths(backbone, ["accelerate"], cost=0.7)
+    assert path.forward is not None
+    assert path.cost == model.cost() < 0.7
+    assert dense.cost == 1
+    assert path.schedule == model.schedule((6, 6))
+    hidden = path.forward(pixels, torch.rand(2, 36))
+    full = backbone.prefix + 36
+    assert hidden.shape[1] == (1 if name == "vit_head" else full), "CLS alone, or the restored grid"
+    if name == "vit_head":
+        assert torch.equal(backbone.classify(hidden), model(pixels).logits)
+    (_, impossible) = timed_paths(backbone, ["accelerate"], cost=0.01)
+    assert (impossible.forward, impossible.row) == (None, "accelerate")
+    assert "cannot be met" in impossible.note
+
+
+def test_the_path_of_a_dense_task_ends_with_the_full_grid() -> None:
+    backbone = random_backbone("tiny", head=True).at_size(64)
+    _, path = timed_paths(backbone, ["accelerate-dense"], cost=0.7)
+    assert path.forward is not None
+    pixels = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        assert path.forward(pixels, torch.rand(2, 16)).shape == (2, 17, 192)
+    assert path.schedule == Setting(0.7, task="dense").extent(backbone.geometry, prefix_only=False).schedule
+    assert path.cost == pytest.approx(0.7, abs=0.1)
+
+
+def test_a_random_classifier_of_another_size() -> None:
+    settings: dict[str, Any] = {"reducers": ("accelerate",), "cost": 0.8, "repeats": 1, "quick": True}
+    result = run_bench(BenchConfig(head=True, size=64, **settings))
+    assert [row.row for row in result.rows] == ["dense", "accelerate"]
+    assert result.environment["input"] == 64
+    assert result.environment["prefix"] == 1
+
+
 def test_random_backbones_are_always_the_same_and_leave_the_seed_alone() -> None:
     state = torch.random.get_rng_state()
     first, second = random_backbone("tiny"), random_backbone("tiny")
@@ -310,7 +358,7 @@ def test_each_compiles_once_to_one_graph_that_equals_eager(small: Backbone) -> N
     torch._dynamo.reset()
     backend = CountingBackend()
     inputs = [(torch.randn(2, 3, 48, 48), torch.rand(2, 36)) for _ in range(2)]
-    paths = timed_paths(small, [name for name in ALL if name not in LOOPING])
+    paths = timed_paths(small, [name for name in ALL if name not in LOOPING], cost=REACHED)
     ready = []
     for number, path in enumerate(paths, start=1):
         assert path.forward is not None
@@ -444,7 +492,7 @@ def test_long_times_and_failures_in_a_table(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     assert "12.3 (12.0-13.0)" in printed
     assert "Compiling, s: dense 87.7" in printed
-    assert "Not measured: tome, failed [so]." in printed
+    assert "Not measured: ToMe, failed [so]." in printed
     assert "eager SDPA: not measured, no such thing here" in printed
 
 
@@ -454,7 +502,7 @@ def test_where_it_cannot_work_the_reason_stands_in_the_record(small: Backbone) -
             return "no BF16"
         return "no compiler" if mode == "compile" else ""
 
-    config = BenchConfig(quick=True, dtypes=("fp32", "bf16"), modes=("eager", "compile"))
+    config = BenchConfig(quick=True, cost=REACHED, dtypes=("fp32", "bf16"), modes=("eager", "compile"))
     measured = run_bench(config, backbone=small, obstacle=obstacle)
     rows = measured.rows
     notes = {(row.dtype, row.mode): row.note for row in rows}
@@ -467,7 +515,7 @@ def test_where_it_cannot_work_the_reason_stands_in_the_record(small: Backbone) -
     for row in rows:
         assert (row.median_ms is None) == (row.note != "")
         assert row.predicted is not None
-    assert set(measured.environment["schedules"]) == set(PROGRESSIVE)
+    assert set(measured.environment["schedules"]) == {"accelerate", "accelerate-dense", *PROGRESSIVE}
     assert len(measured.environment["schedules"]["tome"]) == small.depth
 
 
@@ -502,7 +550,7 @@ def test_threads_are_set_and_set_back(small: Backbone) -> None:
 def test_defaults_and_the_quick_choice() -> None:
     full = BenchConfig().resolved(CPU)
     assert (full.model_size, full.batch_sizes, full.repeats) == ("base", (1, 8, 32), 20)
-    assert full.reducers == ALL
+    assert full.reducers == ("accelerate", "accelerate-dense", *REDUCERS)
     assert BenchConfig().resolved(torch.device("cuda")).batch_sizes == (1, 8, 32, 64, 128)
     quick = BenchConfig(quick=True, batch_sizes=(4, 4)).resolved(CPU)
     assert (quick.model_size, quick.batch_sizes, quick.modes) == ("tiny", (4,), ("eager",))
@@ -512,6 +560,7 @@ def test_defaults_and_the_quick_choice() -> None:
     ("config", "message"),
     [
         (BenchConfig(backbone="x", model_size="tiny"), "not both"),
+        (BenchConfig(backbone="x", head=True), "--head is for random weights"),
         (BenchConfig(model_size="huge"), "no model size 'huge'; choose one of tiny, small, base"),
         (BenchConfig(reducers=("tomato",)), "no reducer 'tomato'; choose one of keep-merge-compress"),
         (BenchConfig(dtypes=("fp8",)), "no dtype 'fp8'"),

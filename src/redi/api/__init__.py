@@ -1,15 +1,26 @@
-"""What the commands do, as functions: ``redi.run``, ``compare``, ``tune``, ``export``, ``inspect`` and ``bench``.
+"""What the commands do, as functions.
 
-Each returns a result with ``table()``, ``plot()`` and a view for notebooks. Settings have the names of the command's
-options, with underscores for hyphens. The commands call these functions.
+They are ``redi.run``, ``compare``, ``dense``, ``tune``, ``export``, ``inspect`` and ``bench``. Each returns a result
+with ``table()``, ``plot()`` and a view for notebooks. Settings have the names of the options, with underscores for
+hyphens. The commands call these functions.
 """
 
 from redi.api.deploy import bench, export, tune
 from redi.api.protocol import compare, inspect, run
-from redi.api.results import ComparisonResult, ExportResult, InspectionResult, RunResult, SpeedResult, TuneResult
+from redi.api.results import (
+    ComparisonResult,
+    DenseResult,
+    ExportResult,
+    InspectionResult,
+    RunResult,
+    SpeedResult,
+    TuneResult,
+)
+from redi.api.segmentation import dense
 
 __all__ = [
     "ComparisonResult",
+    "DenseResult",
     "ExportResult",
     "InspectionResult",
     "RunResult",
@@ -17,6 +28,7 @@ __all__ = [
     "TuneResult",
     "bench",
     "compare",
+    "dense",
     "export",
     "inspect",
     "run",

@@ -28,8 +28,9 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
     ``model`` is a Hub name, ``timm:name`` or folder, a model of transformers, a backbone or an accelerated model.
     ``images`` are class folders, a flat folder, shards or ``hf:owner/name:split``. ``out`` is a folder for
     setting.json, tune.json and curve.png; without it nothing is written. More settings are the options of
-    ``redi tune``: ``max_drop``, ``min_agreement``, ``cost`` (one or a list), ``calibration``, ``check``, ``class_map``,
-    ``size``, ``resize``, ``batch_size``, ``repeats``, ``device``, ``workers`` and ``threads``.
+    ``redi tune``: ``task`` (classify, or dense to measure patches), ``max_drop``, ``min_agreement``, ``cost`` (one or a
+    list), ``calibration``, ``check``, ``class_map``, ``size``, ``resize``, ``batch_size``, ``repeats``, ``device``,
+    ``workers`` and ``threads``.
     """
     name = _name(model)
     names = {"cost": "costs", "batch_size": "batch"}
@@ -95,8 +96,8 @@ def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) 
 
     ``model`` is as for :func:`tune`; without it, random weights of a ``model_size`` are used. ``out`` is a JSON file
     for the records. More settings are the options of ``redi bench``, of which ``reducer``, ``batch_size``, ``dtype``
-    and ``mode`` take one value or a list: also ``cost``, ``scoring``, ``repeats``, ``seconds``, ``quick``, ``device``
-    and ``threads``.
+    and ``mode`` take one value or a list: also ``head``, ``size``, ``cost``, ``scoring``, ``repeats``,
+    ``seconds``, ``quick``, ``device`` and ``threads``.
     """
     names = {"reducer": "reducers", "batch_size": "batch_sizes", "dtype": "dtypes", "mode": "modes"}
     config = configured(BenchConfig, settings, names, backbone="" if model is None else _name(model))

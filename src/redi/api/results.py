@@ -12,6 +12,7 @@ from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.deploy.onnx_speed import REPEATS, measure_export
 from redi.records.comparison import Bundle
+from redi.records.dense import FILE as DENSE_FILE, DenseRecord
 from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
 from redi.records.explained import Explained
 from redi.records.outputs import require_run
@@ -21,6 +22,8 @@ from redi.records.timing import BenchResult, write_bench
 from redi.records.tuning import Tuned
 from redi.report.bench import bench_sheets, print_bench
 from redi.report.compare import print_sheets, sheets as comparison_sheets
+from redi.report.dense import class_sheet, dense_sheets, dense_verdict, draw_dense, print_dense
+from redi.report.dense_scene import draw_scene
 from redi.report.deployed import deployed_sheets
 from redi.report.dots import Dot, draw_dots, draw_schedule
 from redi.report.inspection import answer_sheet, far_note, print_inspection, score_sheet, write_picture
@@ -116,6 +119,38 @@ class ComparisonResult(Shown):
 
     def print(self) -> None:
         print_sheets(self.sheets())
+
+
+@dataclass(frozen=True, repr=False)
+class DenseResult(Shown):
+    """What dense prediction loses at each cost, and the page that shows it."""
+
+    folder: Path
+    record: DenseRecord
+    page: Path
+
+    @property
+    def written(self) -> list[Path]:
+        return [self.folder / DENSE_FILE, self.page]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what ships, at the cost closest to the default."""
+        return dense_verdict(self.record)
+
+    def sheets(self) -> Sequence[Sheet]:
+        return [*dense_sheets(self.record), class_sheet(self.record)]
+
+    def plot(self) -> Any:
+        """mIoU and agreement with dense against cost."""
+        return draw_dense(self.record)
+
+    def scene(self, number: int = 0) -> Any:
+        """One of the stored scenes at every cost: what the head decides, where that differs from dense, what merged."""
+        return draw_scene(self.folder, number)
+
+    def print(self) -> None:
+        print_dense(self.record)
 
 
 @dataclass(frozen=True, repr=False)

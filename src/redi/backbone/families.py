@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     DeiTConfig,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
     DeiTModel,
+    Dinov2Backbone,
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    Dinov2WithRegistersBackbone,
     Dinov2WithRegistersConfig,
     Dinov2WithRegistersForImageClassification,
     Dinov2WithRegistersModel,
+    DINOv3ViTBackbone,
     DINOv3ViTConfig,
     DINOv3ViTModel,
     PreTrainedConfig,
@@ -32,6 +36,8 @@ from transformers import (
     ViTMAEConfig,
     ViTModel,
 )
+from transformers.modeling_outputs import BackboneOutput
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTBackboneOutput, apply_rotary_pos_emb
 
 from redi.backbone.tokens import Rope
 from redi.errors import BackboneError
@@ -51,6 +57,16 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Maps:
+    """The backbone class of transformers, which gives feature maps, and how its maps differ from the other classes'."""
+
+    model: type[PreTrainedModel]
+    output: type[BackboneOutput]
+    keeps_prefix: bool  # whether a map that is not reshaped has the prefix tokens
+    norms_last: bool  # whether the map after the last block is normed even without ``apply_layernorm``
+
+
+@dataclass(frozen=True)
 class Halves:
     """A block in two halves, for reducers that work between them. Each half adds its residual.
 
@@ -60,6 +76,9 @@ class Halves:
     attend: Callable[..., Tensor]  # (block, hidden, keyword arguments of the attention) -> hidden
     transform: Callable[[Any, Tensor], Tensor]  # (block, hidden) -> hidden
     mlp: str  # attribute path of the MLP inside the block
+    #: (block, hidden, prefix, keyword arguments) -> hidden states of the prefix after attention to all tokens. None if
+    #: the host's attention module cannot be taken apart.
+    attend_prefix: Callable[..., Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +101,7 @@ class TransformersFamily(Family):
     encoder: type[PreTrainedModel]
     optional_pooler: bool = False  # whether an encoder may have a layer for ``pooler_output``
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
+    maps: Maps | None = None  # None if transformers has no backbone class for it
 
 
 def _embed_rope(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
@@ -109,6 +129,11 @@ def _transform(block: Any, hidden: Tensor) -> Tensor:
     return block.mlp(block.layernorm_after(hidden)) + hidden  # type: ignore[no-any-return]
 
 
+def _attend_prefix(block: Any, hidden: Tensor, prefix: int, **options: Any) -> Tensor:
+    attended = _prefix_attention(block.attention, block.layernorm_before(hidden), prefix, **options)
+    return attended + hidden[:, :prefix]
+
+
 def _attend_scaled(block: Any, hidden: Tensor, **options: Any) -> Tensor:
     attended, _ = block.attention(block.norm1(hidden), **options)
     return block.layer_scale1(attended) + hidden  # type: ignore[no-any-return]
@@ -118,8 +143,35 @@ def _transform_scaled(block: Any, hidden: Tensor) -> Tensor:
     return block.layer_scale2(block.mlp(block.norm2(hidden))) + hidden  # type: ignore[no-any-return]
 
 
-_PLAIN = Halves(_attend, _transform, mlp="mlp")  # ViT, DeiT, MAE
-_SCALED = Halves(_attend_scaled, _transform_scaled, mlp="mlp")  # the DINO families, which have layer scale
+def _attend_prefix_scaled(block: Any, hidden: Tensor, prefix: int, **options: Any) -> Tensor:
+    attended = _prefix_attention(block.attention, block.norm1(hidden), prefix, **options)
+    return block.layer_scale1(attended) + hidden[:, :prefix]  # type: ignore[no-any-return]
+
+
+def _prefix_attention(
+    attention: Any,
+    normed: Normed,
+    prefix: int,
+    attention_mask: Tensor | None = None,
+    position_embeddings: Rope | None = None,
+) -> Tensor:
+    """The rows of the prefix of a self-attention module; all its families have the same four projections."""
+
+    def heads(states: Tensor) -> Tensor:
+        return states.view(*states.shape[:2], -1, attention.head_dim).transpose(1, 2)
+
+    query = heads(attention.q_proj(normed[:, :prefix]))
+    key, value = heads(attention.k_proj(normed)), heads(attention.v_proj(normed))
+    if position_embeddings is not None:  # the prefix has no position, so its queries do not turn
+        key, _ = apply_rotary_pos_emb(key, key, *position_embeddings)
+    rows = scaled_dot_product_attention(query, key, value, attention_mask, scale=attention.scaling)
+    output: Tensor = attention.o_proj(rows.transpose(1, 2).flatten(2))
+    return output
+
+
+_PLAIN = Halves(_attend, _transform, "mlp", _attend_prefix)  # ViT, DeiT, MAE
+# The DINO families have layer scale.
+_SCALED = Halves(_attend_scaled, _transform_scaled, "mlp", _attend_prefix_scaled)
 
 
 def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
@@ -173,6 +225,7 @@ _DINOV2 = TransformersFamily(
     halves=_SCALED,
     pool=_pool_cls,
     heads=_heads(Head(Dinov2ForImageClassification, "dinov2", _classify_cls_and_mean, prefix_only=False)),
+    maps=Maps(Dinov2Backbone, BackboneOutput, keeps_prefix=True, norms_last=False),
 )
 
 #: Architectures by the ``model_type`` of the checkpoint's config.json.
@@ -187,6 +240,7 @@ FAMILIES: dict[str, TransformersFamily] = {
         halves=_SCALED,
         pool=_pool_cls,
         heads={},
+        maps=Maps(DINOv3ViTBackbone, DINOv3ViTBackboneOutput, keeps_prefix=False, norms_last=True),
     ),
     "dinov2": _DINOV2,
     "dinov2_with_registers": replace(
@@ -202,6 +256,7 @@ FAMILIES: dict[str, TransformersFamily] = {
                 prefix_only=False,
             )
         ),
+        maps=Maps(Dinov2WithRegistersBackbone, BackboneOutput, keeps_prefix=True, norms_last=False),
     ),
     "vit": _VIT,
     # transformers' own MAE model masks patches at random, so its weights go into a plain ViT.

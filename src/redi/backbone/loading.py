@@ -89,7 +89,7 @@ def _load_transformers(
     options: dict[str, Any] = {}
     if family.optional_pooler and not head:  # without weights the pooler would be random
         options["add_pooling_layer"] = has_pooler
-    with _quiet_transformers():
+    with quiet_transformers():
         loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
             folder,
             config=config,
@@ -113,7 +113,7 @@ def plain_vit_config(mae: Any) -> ViTConfig:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Hide the loading bar and the report on unused weights (an MAE decoder, a pooler).
 
     The caller checks the important part of that report: the missing weights.

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, square_patch
 from redi.backbone.hook import watch_attention
-from redi.backbone.progressive import Shortened, encode_progressively
+from redi.backbone.progressive import Shortened, Varied, encode_adaptively, encode_progressively
 from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import Watch
@@ -21,7 +21,7 @@ from redi.checks import require_float
 from redi.cost import Block, Geometry, vit_block
 from redi.errors import BackboneError, InvalidInput
 from redi.images.preprocessing import Preprocessing, resampling, shorter_side
-from redi.reduction import Progressive, Schedule
+from redi.reduction import Adaptive, Progressive, Schedule
 
 
 class Backbone(nn.Module):
@@ -79,7 +79,8 @@ class Backbone(nn.Module):
         side = self.preprocessing.size // self.patch_size
         heads: int = self.config.num_attention_heads
         own = None if self.products == vit_block(self.width) else self.products
-        return Geometry((side, side), self.prefix, self.width, self.width // heads, self.depth, own)
+        shortcut = self.family.halves.attend_prefix is not None
+        return Geometry((side, side), self.prefix, self.width, self.width // heads, self.depth, own, shortcut)
 
     @property
     def device(self) -> torch.device:
@@ -149,15 +150,36 @@ class Backbone(nn.Module):
         schedule: Schedule,
         scores: Float[Tensor, "batch patches"] | None = None,
         prefix_only: bool = False,
+        start: int = 0,
+        residual: bool = False,
+        levels: Sequence[int] = (),
     ) -> Shortened:
         """Run all blocks and apply ``reducer`` between the attention and the MLP of each block.
 
         ``schedule[k]`` patch tokens leave block k; a block that removes nothing runs unchanged. The reducer sees
         ``scores``; a merged token has the best score of its members. With ``prefix_only``, the last block removes
-        nothing, and only the prefix goes through its MLP and is returned. This is exact for a head that reads only
-        the prefix.
+        nothing and computes only the prefix, from the keys and values of all tokens. This is exact for a head that
+        reads only the prefix. ``tokens`` are those after ``start`` blocks, which must remove nothing.
+
+        With ``residual``, the full grid is restored by :mod:`redi.reduction.unmerge`, else by copies of the tokens.
+        ``levels`` are numbers of blocks after which the full grid is wanted. With them, a shorter schedule ends the
+        pass before the last block.
         """
-        return encode_progressively(self, tokens, reducer, schedule, scores, prefix_only)
+        return encode_progressively(self, tokens, reducer, schedule, scores, prefix_only, start, residual, levels)
+
+    def encode_adaptively(
+        self,
+        tokens: Tokens,
+        reducer: Adaptive,
+        strength: float,
+        scores: Float[Tensor, "batch patches"] | None = None,
+        prefix_only: bool = False,
+    ) -> Varied:
+        """As :meth:`encode_progressively`, but ``reducer`` decides for each image how many tokens it keeps.
+
+        An image has the tokens that it would have alone. Shorter images are padded at the end with tokens of size 0.
+        """
+        return encode_adaptively(self, tokens, reducer, strength, scores, prefix_only)
 
     def final_norm(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         normed: Tensor = self.encoder.get_submodule(self.family.norm)(hidden)

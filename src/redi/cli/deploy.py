@@ -11,8 +11,11 @@ Images = Annotated[str, option(DATA, "Images: class folders, a flat folder, shar
 Calibration = Annotated[int | None, option(DATA, "Images to calibrate on.", default=192)]
 Check = Annotated[int | None, option(DATA, "Images to check on, at most.", default=1000)]
 OwnSize = Annotated[int | None, option(DATA, "Side of the crop in pixels.", default="the checkpoint's own processor's")]
+Task = Annotated[str | None, option(METHOD, "classify; or dense, if every patch is read.", default="classify")]
 MaxDrop = Annotated[float | None, option(METHOD, "Points of accuracy that may be lost, if labels fit.", default=1)]
-MinAgreement = Annotated[float | None, option(METHOD, "Percent of dense's decisions to keep, if not.", default=95)]
+MinAgreement = Annotated[
+    float | None, option(METHOD, "Percent of dense's decisions to keep, if not.", default="95, dense 65")
+]
 Costs = Annotated[list[float] | None, option(METHOD, "A cost to try; repeat for more.", default="0.5 to 0.95")]
 BatchSize = Annotated[int | None, option(RESOURCES, "Images per call, timed or not.", default=8)]
 Repeats = Annotated[int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=15)]
@@ -29,6 +32,7 @@ def tune(
     resize: options.Resize = None,
     calibration: Calibration = None,
     check: Check = None,
+    task: Task = None,
     max_drop: MaxDrop = None,
     min_agreement: MinAgreement = None,
     cost: Costs = None,
@@ -42,8 +46,9 @@ def tune(
     """Find the cheapest setting of `redi.accelerate` that loses no more than you allow, with 95 % confidence.
 
     The loss is measured in accuracy if the class folders fit the model's head, or if the model has no head and nearest
-    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model. A setting is always
-    written; it is marked if it is outside the tolerance. Examples:
+    neighbours can use the labels. Otherwise it is the loss of agreement with the dense model; with `--task dense`
+    it is measured on patches, for a model without a head. A setting is always written; it is marked if it is outside
+    the tolerance. Examples:
     `redi tune google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
@@ -59,6 +64,7 @@ def tune(
             resize=resize,
             calibration=calibration,
             check=check,
+            task=task,
             max_drop=max_drop,
             min_agreement=min_agreement,
             cost=cost,

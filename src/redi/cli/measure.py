@@ -93,7 +93,9 @@ def compare(
             echo(f"written: {path}")
 
 
-Reducer = Annotated[list[str] | None, option(METHOD, "A reducer; repeat for more.", default="all")]
+Reducer = Annotated[
+    list[str] | None, option(METHOD, "A reducer, accelerate or accelerate-dense; repeat for more.", default="all")
+]
 ProgressiveCost = Annotated[
     float, option(METHOD, "Cost of progressive reducers relative to dense.", default="that of the paper's operator")
 ]
@@ -111,8 +113,10 @@ Seconds = Annotated[
 
 @app.command()
 def bench(
+    size: options.Size = None,
     backbone: options.Backbone = None,
     model_size: Annotated[str, option(MODEL, "Or a ViT of random weights: tiny, small or base.", default="base")] = "",
+    head: Annotated[bool, option(MODEL, "Random weights with a head that reads CLS.", "--head", default="no")] = False,
     reducer: Reducer = None,
     cost: ProgressiveCost = 0.0,
     scoring: Scoring = True,
@@ -140,6 +144,8 @@ def bench(
             backbone,
             out=out,
             model_size=model_size,
+            head=head,
+            size=size or 0,
             reducer=reducer,
             cost=cost,
             scoring=scoring,

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from redi.rows import Catalogue, Variant
 from redi.runs.config import RunConfig
 from redi.runs.folder import Run
 from redi.stages.ablation import embedding_words, make_codebooks, make_embedding_words
+from redi.stages.adaptive import strength_curve
 from redi.stages.classifiers import classifier_names
 from redi.stages.collect import collect
 from redi.stages.evaluate import GROUP, missing_rows, paper_variants, predict_variants
@@ -46,6 +48,7 @@ def compare(
         raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
     catalogue, request = with_plugins(request)
     with open_run(config, writing=not dry_run) as run:
+        catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
         chosen = _studies(run, catalogue, studies, request, against)
         variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))
         if dry_run:

@@ -50,7 +50,7 @@ class Ground:
     def fits(self, variant: Variant) -> bool:
         """Whether the budget of a row makes no more tokens than there are patches."""
         extent = variant.extent
-        return bool(extent.schedule) or extent.budget.fits(self.on.patches, self.on.grid)
+        return not extent.is_budget or extent.budget.fits(self.on.patches, self.on.grid)
 
     def operator_cost(self, keep: float | None = None) -> float:
         """Cost of the paper's operator at a keep rate, or at the run's own budget."""

@@ -130,10 +130,12 @@ def _checked_schedule(schedule: Callable[..., Any]) -> Callable[[int, int, float
 
 def _checked(reduction: Any, patches: Tensor, count: int) -> Reduction:
     """A user's reduction of ``patches`` to ``count`` tokens, or an error that says what is wrong with it."""
-    if not isinstance(reduction, Reduction) or not all(isinstance(part, Tensor) for part in reduction):
+    parts: dict[str, Any] = reduction._asdict() if isinstance(reduction, Reduction) else {"": None}
+    given = {name: part for name, part in parts.items() if not (name == "sizes" and part is None)}
+    if not all(isinstance(part, Tensor) for part in given.values()):
         raise InvalidInput(f"it must return a Reduction of tensors, not {type(reduction).__name__}")
     batch, n, dim = patches.shape
-    tokens, positions, source = reduction
+    tokens, positions, source, sizes = reduction
     if tokens.ndim == 3 and tokens.shape[1] != count:
         raise InvalidInput(f"it must return {count} tokens, not {tokens.shape[1]}")
     _require_shape("tokens", tokens, (batch, count, dim))
@@ -141,12 +143,15 @@ def _checked(reduction: Any, patches: Tensor, count: int) -> Reduction:
     _require_shape("source", source, (batch, n))
     if tokens.dtype != patches.dtype:
         raise InvalidInput(f"its tokens are {tokens.dtype}, but the patches are {patches.dtype}")
-    for part, tensor in zip(("tokens", "positions", "source"), reduction, strict=True):
+    if sizes is not None:
+        _require_shape("sizes", sizes, (batch, count))
+    for part, tensor in given.items():
         _require_device(part, tensor, patches)
     return Reduction(
         _finite("tokens", tokens.detach()),
         _indices("positions", positions, 0, n - 1),
         _indices("source", source, DROPPED, count - 1),
+        None if sizes is None else _positive("sizes", sizes.detach()),
     )
 
 
@@ -174,6 +179,12 @@ def _require_device(part: str, tensor: Tensor, like: Tensor) -> None:
 def _finite(part: str, values: Tensor) -> Tensor:
     if not torch.isfinite(values).all():
         raise InvalidInput(f"its {part} are not all finite")
+    return values
+
+
+def _positive(part: str, values: Tensor) -> Tensor:
+    if not (_finite(part, values) > 0).all():
+        raise InvalidInput(f"its {part} must be positive")
     return values
 
 

@@ -1,6 +1,6 @@
 """The ready-made studies and the rows that each of them compares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -21,9 +21,11 @@ SWEEP = tuple(step / 10 for step in range(1, 10))
 #: Relative costs of the equal-cost tables, in addition to that of the paper's operator.
 COSTS = (0.65, 0.75)
 #: Relative costs at which reducers that need no label and no dense pass are compared.
-DEPLOYABLE_COSTS = (0.55, 0.65, 0.75)
-#: All reducers that need no label and no dense pass.
-DEPLOYABLE = (OWN, "tome-early", PEER, "pitome", "evit")
+DEPLOYABLE_COSTS = (0.45, 0.55, 0.65, 0.75)
+#: The one of them at which slow reducers are measured too.
+SLOW_COST = 0.65
+#: The costs at which a report shows our own reducer beside ToMe.
+ACCELERATE_COSTS = (0.55, 0.65, 0.75)
 #: A cost closer than this to that of the run's own budget is measured at that budget, whose rows exist already.
 NEAR = 0.005
 
@@ -78,34 +80,42 @@ def costs(ground: Ground) -> list[Study]:
 
 
 def deployable(ground: Ground) -> list[Study]:
-    """Reducers that need no label and no dense pass, at equal cost.
-
-    These are our own step and schedule, ToMe with its own schedule and with ours, and the other peers. Top-K pruning
-    and the paper's operator are applied once, after a third of the depth, by the CLS attention there.
-    """
-    score, studies = Score(local="cls_mean", block=ground.later), []
+    """Reducers that need no label and no dense pass, at equal cost."""
+    studies = []
     for cost in DEPLOYABLE_COSTS:
-        rows = [row for name in DEPLOYABLE for row in rows_at_cost(ground, name, cost)]
+        rows = deployable_rows(ground, cost)
         own = next((row for row in rows if row.reducer == OWN), None)
-        if own is None:  # a small grid cannot reach this cost
-            continue
-        rows += _later_rows(ground, ["prune", OPERATOR], score, cost)
-        title = f"No label and no dense pass, at a cost of {cost:.2f}"
-        studies.append(Study(f"deployable-{cost:.2f}", title, rows, own))
+        if own is not None:  # a small grid may not reach this cost
+            title = f"No label and no dense pass, at a cost of {cost:.2f}"
+            studies.append(Study(f"deployable-{cost:.2f}", title, rows, own))
     return studies
+
+
+def deployable_rows(ground: Ground, cost: float, only: Collection[str] = ()) -> list[Variant]:
+    """The rows of :func:`deployable` at one cost, all or ``only`` some reducers, without those that do not reach it.
+
+    They are all reducers that work block by block, which have a relevance of their own; slow ones at one cost only.
+    Top-K pruning and the paper's operator are applied once, after a third of the depth, by the CLS attention there.
+    """
+    rows = [
+        row
+        for name, reducer in ground.catalogue.reducers.items()
+        if not reducer.follows_budget and (cost == SLOW_COST or not reducer.slow) and (not only or name in only)
+        for row in rows_at_cost(ground, name, cost)
+    ]
+    score = Score(local="cls_mean", block=ground.later)
+    return rows + _later_rows(ground, [name for name in ("prune", OPERATOR) if not only or name in only], score, cost)
 
 
 def accelerate(ground: Ground) -> list[Study]:
     """The part of :func:`deployable` that a report opens with: our own reducer beside ToMe."""
-    return [
-        Study(
-            study.name.replace("deployable", ACCELERATE),
-            study.title.replace("No label and no dense pass", "redi.accelerate beside ToMe"),
-            [row for row in study.variants if row.reducer in (OWN, PEER)],
-            study.reference,
-        )
-        for study in deployable(ground)
-    ]
+    studies = []
+    for cost in ACCELERATE_COSTS:
+        rows = [row for name in (OWN, PEER) for row in rows_at_cost(ground, name, cost)]
+        if rows and rows[0].reducer == OWN:
+            title = f"redi.accelerate beside ToMe, at a cost of {cost:.2f}"
+            studies.append(Study(f"{ACCELERATE}-{cost:.2f}", title, rows, rows[0]))
+    return studies
 
 
 def sweep(ground: Ground) -> list[Study]:

@@ -5,18 +5,40 @@ tolerance, and ``export`` writes ONNX. Importing this package teaches transforme
 saved accelerated models.
 """
 
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForDepthEstimation,
+    AutoModelForImageClassification,
+    AutoModelForSemanticSegmentation,
+)
 
-from redi.deploy.model import Accelerated, ReducedOutput, accelerate
+from redi.deploy.maps import AcceleratedBackbone
+from redi.deploy.model import KINDS, Accelerated, ReducedOutput
 from redi.deploy.processor import AcceleratedImageProcessor
-from redi.deploy.saved import CONFIGS, AcceleratedConfig, AcceleratedEncoderConfig
+from redi.deploy.saved import (
+    CONFIGS,
+    AcceleratedBackboneConfig,
+    AcceleratedConfig,
+    AcceleratedDepthConfig,
+    AcceleratedEncoderConfig,
+    AcceleratedSegmentationConfig,
+)
+from redi.deploy.whole import AcceleratedModel
+from redi.deploy.wrapping import accelerate
 from redi.records.setting import Setting
 
+KINDS[:] = [AcceleratedModel, AcceleratedBackbone]
 _PROCESSORS: dict[str, type] = {"pil": AcceleratedImageProcessor, "torchvision": AcceleratedImageProcessor}
 for _config in CONFIGS.values():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoImageProcessor.register(_config, image_processor_classes=_PROCESSORS, exist_ok=True)
 AutoModelForImageClassification.register(AcceleratedConfig, Accelerated, exist_ok=True)
 AutoModel.register(AcceleratedEncoderConfig, Accelerated, exist_ok=True)
+AutoBackbone.register(AcceleratedBackboneConfig, AcceleratedBackbone, exist_ok=True)
+AutoModelForDepthEstimation.register(AcceleratedDepthConfig, AcceleratedModel, exist_ok=True)
+AutoModelForSemanticSegmentation.register(AcceleratedSegmentationConfig, AcceleratedModel, exist_ok=True)
 
-__all__ = ["Accelerated", "ReducedOutput", "Setting", "accelerate"]
+__all__ = ["Accelerated", "AcceleratedBackbone", "AcceleratedModel", "ReducedOutput", "Setting", "accelerate"]

@@ -1,7 +1,7 @@
 """The model card of an accelerated model: how to load it, what it is, and what was measured."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from redi.records.setting import Setting
 from redi.records.tuning import Point, Tuned
 from redi.reduction import Schedule
 
+#: The fields of a setting that a measured curve depends on, besides the cost.
+MEASURED = ("shape", "protection", "steps", "task", "restore")
 TAGS = ["redi", "token-merging", "vision-transformer"]
 NOT_MEASURED = (
     "Not measured: neither the speed of this model nor what it loses against the original. `redi tune` measures both "
@@ -24,24 +26,24 @@ class Facts:
     """What a card says about a model."""
 
     name: str  # Hub name or folder, for the first line of code
-    task: str  # of transformers' pipelines
+    task: str  # of transformers' pipelines; empty for a backbone, which none of them runs
     base_model: str  # Hub name of the original; empty if unknown
     license: str  # empty if unknown
     cost: float  # relative to dense
     schedule: Schedule
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None  # None if the image processor of the original is kept
     tuned: Tuned | None  # the record of `redi tune`, if the setting comes from it
+    processor: dict[str, Any] = field(default_factory=dict)  # the settings of the one that is kept, if it is known
 
 
 def model_card(facts: Facts) -> str:
     data = ModelCardData(
         library_name="redi",
-        pipeline_tag=facts.task,
+        pipeline_tag=facts.task or None,
         base_model=facts.base_model or None,
         license=facts.license or None,
         tags=TAGS,
     )
-    own = facts.preprocessing
     base = (
         f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
         if facts.base_model
@@ -55,10 +57,7 @@ def model_card(facts: Facts) -> str:
 
 ```python
 import redi.deploy  # transformers can read this model after this line
-from transformers import pipeline
-
-model = pipeline({json.dumps(facts.task)}, model={json.dumps(facts.name)})
-model("photo.jpg")
+{_use(facts)}
 ```
 
 `pip install redi-vit` installs redi. Without the import, transformers does not know the model type and refuses to load
@@ -71,14 +70,34 @@ the original model. They are in the folder `dense`, as an ordinary checkpoint.
 |---|---|
 | cost of the blocks, relative to the original | {facts.cost:.3f} |
 | patch tokens after each block | {", ".join(map(str, facts.schedule))} |
-| input | shorter side to {own.shorter} px ({own.resample.name.lower()}), centre crop of {own.size} px |
-| mean and standard deviation | {_numbers(own.mean)} and {_numbers(own.std)} |
+{_input(facts.preprocessing)}
 | license | {facts.license or "that of the original model"} |
 
 ## Measured
 
 {NOT_MEASURED if facts.tuned is None else _curve(facts.tuned, facts.cost)}
 """
+
+
+def _use(facts: Facts) -> str:
+    if not facts.task:
+        return f"""from redi.deploy import Accelerated
+
+model = Accelerated.from_pretrained({json.dumps(facts.name)})
+model(pixel_values).feature_maps"""
+    return f"""from transformers import pipeline
+
+model = pipeline({json.dumps(facts.task)}, model={json.dumps(facts.name)})
+model("photo.jpg")"""
+
+
+def _input(own: Preprocessing | None) -> str:
+    if own is None:
+        return "| input | that of the original model |"
+    return (
+        f"| input | shorter side to {own.shorter} px ({own.resample.name.lower()}), centre crop of {own.size} px |\n"
+        f"| mean and standard deviation | {_numbers(own.mean)} and {_numbers(own.std)} |"
+    )
 
 
 def _curve(tuned: Tuned, cost: float) -> str:
@@ -89,7 +108,9 @@ def _curve(tuned: Tuned, cost: float) -> str:
         f"speed-up is the median (quartiles) over interleaved calls of {tuned.config.batch} images on "
         f"{_machine(tuned)}.",
         "",
-        "| cost | speed-up | Top-1 | agreement | drop |",
+        "| cost | speed-up | cosine of patches | patches that agree | drop |"
+        if tuned.dense_task
+        else "| cost | speed-up | Top-1 | agreement | drop |",
         "|---|---|---|---|---|",
     ]
     if tuned.dense_accuracy is not None:
@@ -109,11 +130,15 @@ def _row(point: Point, bold: bool) -> str:
     cells = [
         f"{point.cost:.3f}",
         f"{median:.2f} ({low:.2f} to {high:.2f})",
-        "no labels" if point.accuracy is None else f"{point.accuracy:.1f}",
+        f"{point.cosine:.3f}" if point.cosine is not None else _top1(point),
         f"{point.agreement:.1f}",
         f"{point.drop:.1f} ({point.drop_bound:.1f})",
     ]
     return "| " + " | ".join(f"**{cell}**" if bold else cell for cell in cells) + " |"
+
+
+def _top1(point: Point) -> str:
+    return "no labels" if point.accuracy is None else f"{point.accuracy:.1f}"
 
 
 def _machine(tuned: Tuned) -> str:
@@ -126,8 +151,8 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 
 def public(tuned: Tuned | None, setting: Setting) -> Tuned | None:
-    """The record without the places of local files; None if it is of another schedule than the setting's."""
-    if tuned is None or tuned.setting.shares != setting.shares or tuned.setting.protection != setting.protection:
+    """The record without the places of local files; None if it is of another way to merge than the setting's."""
+    if tuned is None or any(getattr(tuned.setting, name) != getattr(setting, name) for name in MEASURED):
         return None
     config = tuned.config
     names: dict[str, Any] = {name: _public_name(getattr(config, name)) for name in ("backbone", "images", "class_map")}

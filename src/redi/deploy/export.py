@@ -42,9 +42,14 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
     file = Path(file)
     if not file.parent.is_dir() or file.is_dir():
         raise ConfigError(f"{file} must be a file in a folder that exists.")
+    if model.setting.second_look is not None:
+        raise ConfigError("Second looks cannot be exported: a graph has one path for all images. Leave out adaptive.")
     if model.dtype != torch.float32:
         raise ConfigError(f"Export a model in float32, not {model.dtype}: call model.float() first.")
-    named = _Named(model, tuple(model(pixels).keys())).eval()
+    output = model(pixels)
+    if not all(isinstance(value, Tensor) for value in output.values()):
+        raise ConfigError("A backbone with feature maps cannot be exported: export the encoder or the whole model.")
+    named = _Named(model, tuple(output.keys())).eval()
     expected = named(pixels)
     draft = file.with_name(f".{file.name}.draft")
     try:

@@ -1,42 +1,36 @@
 """``accelerate``: a module that is called like the model it was made from and costs less."""
 
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import (
-    DeiTForImageClassificationWithTeacher,
-    PreTrainedModel,
-    ViTMAEForPreTraining,
-    ViTMAEModel,
-    ViTModel,
-)
+from transformers import DeiTForImageClassificationWithTeacher, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.models.deit.modeling_deit import DeiTForImageClassificationWithTeacherOutput
 from transformers.utils.generic import ModelOutput
 
 from redi.backbone import Backbone
-from redi.backbone.families import FAMILIES, Head
-from redi.backbone.loading import plain_vit_config
-from redi.backbone.own_input import load_with_own_input
-from redi.backbone.timm_loading import is_timm, live_timm
+from redi.backbone.families import Head
+from redi.backbone.progressive import Shortened
+from redi.backbone.timm_model import TimmModel
+from redi.backbone.tokens import Tokens
 from redi.cost import Geometry
 from redi.deploy.card import Facts, public
 from redi.deploy.identity import require_own_model
-from redi.deploy.origin import Origin, known_input, live_input, origin
-from redi.deploy.saved import RECORD, Published, read_model
-from redi.errors import BackboneError, InvalidInput
+from redi.deploy.intermediates import FORMATS, as_intermediates, taken_blocks
+from redi.deploy.origin import Origin, known_input, origin
+from redi.deploy.parts import Parts
+from redi.deploy.saved import Published, read_model
+from redi.errors import ConfigError, InvalidInput
 from redi.grid import Grid
-from redi.records.reading import read_record
-from redi.records.setting import Setting
+from redi.records.setting import SecondLook, Setting
 from redi.records.tuning import Tuned
 from redi.reduction import Extent, Schedule
-from redi.reduction.result import take
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -55,21 +49,33 @@ class Accelerated(Published):
     """A frozen model that merges patch tokens from block to block.
 
     It is called like the model it was made from and gives the same kind of output; a model of timm gives outputs of
-    transformers. ``last_hidden_state`` is on the full grid in the original order: every patch has the token that it was
-    merged into.
+    transformers. ``last_hidden_state`` is on the full grid in the original order: every patch has the updates of the
+    token that it was merged into (:mod:`redi.reduction.unmerge`).
     """
 
     main_input_name = "pixel_values"
+    gives_maps: ClassVar[bool] = False  # whether patches are all that is read; CLS of an encoder is read too
 
     def __init__(
         self, backbone: Backbone, setting: Setting, tuned: Tuned | None = None, original: Origin | None = None
     ) -> None:
-        super().__init__(backbone, setting)
+        super().__init__(backbone, setting.for_output(self.gives_maps))
         self.tuned = tuned  # the record that the setting comes from, for the model card
         self.original = original or origin(backbone.config)
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
-        self._schedules: dict[Grid, Schedule] = {}
+        if setting.second_look is not None and backbone.head is None:
+            raise ConfigError("Second looks need a head, whose confidence decides: this model has none.")
+        self._schedules: dict[tuple[Geometry, bool], Schedule] = {}
         self.schedule(self.grid)  # raises now if the setting does not fit
+
+    @classmethod
+    def fits(cls, parts: Parts) -> bool:  # noqa: ARG003
+        """Whether the parts make a model of this kind."""
+        return True
+
+    @classmethod
+    def of_parts(cls, parts: Parts, setting: Setting, tuned: Tuned | None, original: Origin | None) -> "Accelerated":
+        return cls(parts.backbone, setting, tuned, original)
 
     @property
     def config(self) -> Any:
@@ -96,18 +102,27 @@ class Accelerated(Published):
         """Always False; transformers' pipelines ask for it."""
         return False
 
+    @property
+    def dense(self) -> nn.Module:
+        """The original model, as it is saved."""
+        return self.backbone.model
+
     def at_cost(self, cost: float) -> "Accelerated":
-        """The same weights and the same shares per block, at another cost."""
-        return Accelerated(self.backbone, self.setting.at_cost(cost), self.tuned, self.original)
+        """The same weights and the same shape of the schedule, at another cost."""
+        return type(self)(self.backbone, self.setting.at_cost(cost), self.tuned, self.original)
 
     # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def schedule(self, grid: Grid) -> Schedule:
         """The number of patch tokens after each block, for images of the given grid."""
-        if grid not in self._schedules:
-            extent = self.setting.extent(self._geometry(grid), self.prefix_only)
-            self._schedules[grid] = extent.schedule
-        return self._schedules[grid]
+        schedule: Schedule = self._schedule(self._geometry(grid), self.prefix_only)
+        return schedule
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _schedule(self, on: Geometry, prefix_only: bool) -> Schedule:
+        if (on, prefix_only) not in self._schedules:
+            self._schedules[on, prefix_only] = self.setting.extent(on, prefix_only).schedule
+        return self._schedules[on, prefix_only]
 
     def _geometry(self, grid: Grid) -> Geometry:
         return replace(self.backbone.geometry, grid=grid)
@@ -118,10 +133,14 @@ class Accelerated(Published):
         return self.backbone.geometry.grid
 
     def cost(self, grid: Grid | None = None) -> float:
-        """Cost relative to dense. It is at most the setting's cost, and lower by at most the step of one token."""
+        """Cost relative to dense. It is at most the setting's cost, and lower by at most the step of one token.
+
+        With second looks it is the mean over images like those that the confidence was set on.
+        """
         on = self._geometry(grid or self.grid)
         extent = Extent(schedule=self.schedule(on.grid))
-        return self.setting.reducer.cost(extent, on, self.prefix_only)
+        first = self.setting.reducer.cost(extent, on, self.prefix_only)
+        return first + self.setting.second_share * self.setting.second_cost(on, self.prefix_only)
 
     def extra_repr(self) -> str:
         return f"{self.setting}"
@@ -142,19 +161,89 @@ class Accelerated(Published):
         tokens = backbone.embed(pixel_values)
         assert tokens.grid is not None
         grid = index(tokens.grid[0]), index(tokens.grid[1])  # constants, also for a compiler
-        hidden, sizes, source = backbone.encode_progressively(
-            tokens, self.setting.reducer, self.schedule(grid), prefix_only=self.prefix_only
-        )
-        normed = backbone.final_norm(hidden)
-        if not (self.prefix_only or reduced):
-            count = backbone.prefix
-            normed = torch.cat([normed[:, :count], take(normed[:, count:], source)], dim=1)
+        start = 0
+        if self.setting.second_look is not None:
+            start = self.setting.shared_blocks(backbone.depth)
+            tokens = tokens.advanced(backbone.encode(tokens, stop=start))
+        short = self._encode(tokens, self.schedule(grid), start, residual=not reduced)
+        normed = self._read(short, reduced)
+        if self.setting.second_look is not None:
+            normed = self._look_again(self.setting.second_look, tokens, normed, start)
         if head is not None:
             output = self._classified(head, normed, labels)
         else:
             pooled = backbone.family.pool(backbone.encoder, normed)
-            output = ReducedOutput(normed, pooled, sizes, source) if reduced else _encoded(normed, pooled)
+            output = ReducedOutput(normed, pooled, short.sizes, short.source) if reduced else _encoded(normed, pooled)
         return output.to_tuple() if return_dict is False else output
+
+    def forward_intermediates(
+        self,
+        x: Float[Tensor, "batch channels height width"],
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        **unsupported: Any,
+    ) -> Any:
+        """As the method of timm's models: the outputs of some blocks, each on the full grid.
+
+        Blocks that no output needs do not run, and the cost is relative to the dense blocks up to there.
+        """
+        if not isinstance(self.backbone.model, TimmModel):
+            raise InvalidInput("forward_intermediates() is for models of timm; accelerate a backbone of transformers.")
+        if output_fmt not in FORMATS:
+            raise InvalidInput(f"output_fmt must be {' or '.join(FORMATS)}, not {output_fmt!r}.")
+        self._check_call(None, False, unsupported)
+        backbone, blocks = self.backbone, taken_blocks(indices, self.backbone.depth)
+        depth = blocks[-1] + 1 if stop_early or intermediates_only else backbone.depth
+        tokens = backbone.embed(x)
+        assert tokens.grid is not None
+        grid = index(tokens.grid[0]), index(tokens.grid[1])
+        schedule = self._schedule(replace(self._geometry(grid), depth=depth), False)
+        levels = [*(block + 1 for block in blocks), depth]
+        *states, last = self._encode(tokens, schedule, 0, residual=True, levels=levels).levels
+        states = [backbone.final_norm(state) for state in states] if norm else states
+        outputs = as_intermediates(states, backbone.prefix, grid, output_fmt, return_prefix_tokens)
+        return outputs if intermediates_only else (backbone.final_norm(last), outputs)
+
+    def _encode(
+        self, tokens: Tokens, schedule: Schedule, start: int, residual: bool = False, levels: Sequence[int] = ()
+    ) -> Shortened:
+        prefix_only = self.prefix_only and not levels
+        residual = residual and not prefix_only and self.setting.restore == "residual"
+        return self.backbone.encode_progressively(
+            tokens,
+            self.setting.reducer,
+            schedule,
+            prefix_only=prefix_only,
+            start=start,
+            residual=residual,
+            levels=levels,
+        )
+
+    def _read(self, short: Shortened, reduced: bool) -> Float[Tensor, "batch tokens dim"]:
+        """The normed tokens: the prefix alone, the short sequence, or the full grid."""
+        short_only = self.prefix_only or reduced
+        return self.backbone.final_norm(short.hidden if short_only else short.full(self.backbone.prefix))
+
+    def _look_again(
+        self, look: SecondLook, tokens: Tokens, normed: Float[Tensor, "batch tokens dim"], start: int
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Replace the rows of the images that the head is not sure of by those of the dense model."""
+        unsure = self._confidence(normed) < look.confidence
+        if not unsure.any():
+            return normed
+        again = replace(tokens, prefix=tokens.prefix[unsure], patches=tokens.patches[unsure])
+        dense = self._encode(again, (tokens.patches.shape[1],) * self.backbone.depth, start)
+        return normed.index_put((unsure,), self._read(dense, reduced=False))
+
+    def _confidence(self, normed: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, " batch"]:
+        """The probability of the best class."""
+        head = self.backbone.head
+        assert head is not None
+        return head.classify(self.backbone.model, normed, self.backbone.prefix).float().softmax(dim=-1).amax(dim=-1)
 
     def _check_call(self, labels: Tensor | None, reduced: bool, unsupported: dict[str, Any]) -> None:
         wrong = [name for name, value in unsupported.items() if not (value is None or value is False)]
@@ -199,85 +288,19 @@ class Accelerated(Published):
         The options of transformers that choose a ``dtype``, one device (``device_map``) or a ``revision`` work too.
         """
         loaded = read_model(name_or_path, config, options)
-        require_own_model(loaded.setting, loaded.backbone)
-        return cls(*loaded)
+        require_own_model(loaded.setting, loaded.parts.backbone)
+        return assemble(*loaded)
+
+
+#: The other kinds of accelerated models, which the package lists.
+KINDS: list[type[Accelerated]] = []
+
+
+def assemble(parts: Parts, setting: Setting, tuned: Tuned | None, original: Origin | None = None) -> Accelerated:
+    """The accelerated model of the kind that the parts make."""
+    kind = next((kind for kind in KINDS if kind.fits(parts)), Accelerated)
+    return kind.of_parts(parts, setting, tuned, original)
 
 
 def _encoded(normed: Any, pooled: Any) -> Any:
     return BaseModelOutputWithPooling(last_hidden_state=normed, pooler_output=pooled)
-
-
-def accelerate(
-    model: nn.Module | str | Path, cost: float | None = None, setting: Setting | Tuned | str | Path | None = None
-) -> Accelerated:
-    """Make a faster module with the same call, e.g. ``accelerate(model, cost=0.65)``.
-
-    ``model`` is a model of transformers or timm, a Hub name or folder, or a loaded :class:`Backbone`. It is not
-    changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost
-    relative to dense. ``setting`` is a tuned setting, its file or its record; ``cost`` overrides the setting's own. A
-    setting that was tuned for another kind of model is refused.
-    """
-    chosen, tuned = _setting(setting)
-    if cost is not None:
-        chosen = chosen.at_cost(cost)
-    if isinstance(model, str | Path):
-        backbone = load_with_own_input(model)
-    elif isinstance(model, Backbone):
-        backbone = shared_copy(model)
-    elif isinstance(model, PreTrainedModel):
-        backbone = wrap(model)
-    elif is_timm(model):
-        backbone = live_timm(shared_copy(model))
-    else:
-        raise BackboneError(
-            f"accelerate() takes a model of transformers or timm, a name or a folder, not a {type(model).__name__}."
-        )
-    require_own_model(chosen, backbone)
-    return Accelerated(backbone, chosen, tuned)
-
-
-def _setting(given: Setting | Tuned | str | Path | None) -> tuple[Setting, Tuned | None]:
-    """A setting and the record that it comes from, which lies beside its file."""
-    if isinstance(given, Tuned):
-        return given.setting, given
-    if not isinstance(given, str | Path):
-        return given or Setting(), None
-    record = Path(given).with_name(RECORD)
-    return Setting.load(given), read_record(record, Tuned, "redi tune") if record.exists() else None
-
-
-def wrap(model: PreTrainedModel) -> Backbone:
-    """A backbone around a copy of the model's structure that shares its weights.
-
-    The copy has its own configuration and its own view of every parameter, so that freezing it and reading its
-    attention do not change the given model.
-    """
-    if isinstance(model, ViTMAEForPreTraining):
-        model = model.vit
-    if isinstance(model, ViTMAEModel):
-        model = _unmasked(model)
-    name, kind = type(model).__name__, getattr(model.config, "model_type", None)
-    family = FAMILIES.get(str(kind))
-    head = family.heads.get(name) if family else None
-    if family is None or not (head or type(model) is family.encoder):
-        supported = [title for entry in FAMILIES.values() for title in (entry.encoder.__name__, *entry.heads)]
-        raise BackboneError(
-            f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(supported))}, ViTMAEModel."
-        )
-    return Backbone(shared_copy(model), family, head, live_input(model.config))
-
-
-def shared_copy(module: Module) -> Module:
-    """A copy that shares the weights but can be frozen, moved or converted without changing the original."""
-    shared: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
-    }
-    shared |= {id(buffer): buffer for buffer in module.buffers()}
-    return deepcopy(module, shared)
-
-
-def _unmasked(model: ViTMAEModel) -> Any:
-    """A plain ViT with the weights of transformers' MAE model, which would drop patches at random."""
-    plain: Any = ViTModel(plain_vit_config(model.config), add_pooling_layer=False)
-    plain.load_state_dict(model.state_dict())
-    return plain.to(device=model.device, dtype=model.dtype)

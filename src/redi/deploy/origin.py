@@ -40,13 +40,15 @@ def origin(config: Any) -> Origin:
     return Origin(name if _is_hub_name(name) else "", "")
 
 
-def live_input(config: Any) -> Preprocessing:
+def live_input(config: Any, name: str = "") -> Preprocessing:
     """The input of a live model of transformers, as far as the local files of its checkpoint tell.
 
-    Its size is that of the checkpoint's image processor, or else that of the model's own positions.
+    Its size is that of the checkpoint's image processor, or else that of the model's own positions. ``name`` is the
+    checkpoint, if it is not the configuration's own: that of a whole model, not that of its backbone.
     """
-    file, patch = f"The image processor of {config.name_or_path}", square_patch(config)
-    settings = _processor(str(config.name_or_path), download=False) or {}
+    name = name or str(config.name_or_path)
+    file, patch = f"The image processor of {name}", square_patch(config)
+    settings = _processor(name, download=False) or {}
     shorter, size = processor_sizes(settings)
     sizes = (shorter, size) if size else (None, square(config.image_size))
     return own_input(file, settings, sizes, processor_input(file, settings, patch), patch)
@@ -57,14 +59,21 @@ def known_input(backbone: Backbone) -> Preprocessing:
     name = str(getattr(backbone.config, "name_or_path", ""))
     if not _is_hub_name(name) or _processor(name, download=False) is not None:
         return backbone.preprocessing
-    settings = _processor(name, download=True)
+    own = processor_input(f"The image processor of {name}", own_processor(backbone.config), backbone.patch_size)
+    return replace(backbone.preprocessing, mean=own.mean, std=own.std)
+
+
+def own_processor(config: Any) -> dict[str, Any]:
+    """The settings of the image processor of a model of transformers; empty if its checkpoint has none."""
+    name = str(config.name_or_path)
+    settings = _processor(name, download=False)
+    settings = _processor(name, download=True) if settings is None else settings
     if settings is None:
         raise BackboneError(
             f"The image processor of {name} is not in the local cache, and the Hub cannot be reached: load it once "
             "with AutoImageProcessor.from_pretrained(), and accelerate the model again."
         )
-    own = processor_input(f"The image processor of {name}", settings, backbone.patch_size)
-    return replace(backbone.preprocessing, mean=own.mean, std=own.std)
+    return settings
 
 
 def _is_hub_name(name: str) -> bool:

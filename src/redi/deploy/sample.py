@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sample:
-    """The parts of a sample. A model without a head finds nearest neighbours in ``bank``; with a head it is empty."""
+    """The parts of a sample. Without a head, nearest images or patches are found in ``bank``; with one it is empty."""
 
     bank: Part
     calibration: Part
@@ -42,6 +42,7 @@ def load_sample(
     check: int,
     class_map: Path | None = None,
     workers: int = 0,
+    use_labels: bool = True,
 ) -> Sample:
     """Take reference crops that are spread evenly over the data set, and split them into parts at random.
 
@@ -50,6 +51,7 @@ def load_sample(
     if left_out := describe_left_out(images):
         say(f"  warning: {left_out}")
     labels = _labels(images, backbone, class_map)
+    labels = labels if use_labels else None
     total, bank = len(images.labels), calibration if backbone.head is None else 0
     short = calibration + bank > total // 2
     seen = total // 2 if short else calibration + bank  # images of the bank and the calibration

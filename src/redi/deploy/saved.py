@@ -29,6 +29,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json
 from redi.deploy.card import Facts, model_card
 from redi.deploy.origin import PROCESSOR, Origin
+from redi.deploy.parts import Parts, load_live, take_apart
 from redi.deploy.processor import AcceleratedImageProcessor, stock
 from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
 from redi.records.reading import read_record, write_record
@@ -62,22 +63,53 @@ class AcceleratedEncoderConfig(AcceleratedConfig):
     model_type = "redi_accelerated_encoder"
 
 
-CONFIGS = {kind.model_type: kind for kind in (AcceleratedConfig, AcceleratedEncoderConfig)}
+@no_type_check
+class AcceleratedBackboneConfig(AcceleratedConfig):
+    """Marks a saved backbone, which gives feature maps."""
+
+    model_type = "redi_accelerated_backbone"
+
+
+@no_type_check
+class AcceleratedDepthConfig(AcceleratedConfig):
+    """Marks a saved depth estimator."""
+
+    model_type = "redi_accelerated_depth"
+
+
+@no_type_check
+class AcceleratedSegmentationConfig(AcceleratedConfig):
+    """Marks a saved model for semantic segmentation."""
+
+    model_type = "redi_accelerated_segmentation"
+
+
+#: What marks a model of each task of :class:`Facts`.
+BY_TASK: dict[str, Any] = {
+    "image-classification": AcceleratedConfig,
+    "image-feature-extraction": AcceleratedEncoderConfig,
+    "": AcceleratedBackboneConfig,
+    "depth-estimation": AcceleratedDepthConfig,
+    "image-segmentation": AcceleratedSegmentationConfig,
+}
+CONFIGS: dict[str, Any] = {kind.model_type: kind for kind in BY_TASK.values()}
+#: Models that keep the original's image processor, if it has one.
+WHOLE_MODELS = {kind.model_type for kind in (AcceleratedDepthConfig, AcceleratedSegmentationConfig)}
 
 
 class Loaded(NamedTuple):
     """What a folder holds."""
 
-    backbone: Backbone
+    parts: Parts
     setting: Setting
     tuned: Tuned | None
     original: Origin
 
 
-def write_model(folder: Path, backbone: Backbone, setting: Setting, facts: Facts) -> None:
-    """Write all files into a draft, then move them into the folder."""
+def write_model(folder: Path, dense: Any, class_names: list[str] | None, setting: Setting, facts: Facts) -> None:
+    """Write all files into a draft, then move them into the folder; ``dense`` is the original model."""
     _require_own(folder)
-    if not (isinstance(backbone.model, PreTrainedModel) or backbone.model.config.settings):
+    if not (isinstance(dense, PreTrainedModel) or dense.config.settings):
         raise BackboneError(
             "A live model of timm does not know how it was created, so it cannot be saved: accelerate it by its name, "
             'e.g. "timm:deit3_base_patch16_224.fb_in1k".'
@@ -86,10 +118,9 @@ def write_model(folder: Path, backbone: Backbone, setting: Setting, facts: Facts
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".") as place:
             draft = Path(place)
-            _write_dense(draft / DENSE, backbone)
-            AcceleratedImageProcessor.of(facts.preprocessing).save_pretrained(draft)
-            (draft / DENSE / PROCESSOR).write_text(json.dumps(stock(facts.preprocessing), indent=2), encoding="utf-8")
-            _config(backbone, facts).save_pretrained(draft)
+            _write_dense(draft / DENSE, dense)
+            _write_processors(draft, facts)
+            _config(dense, class_names, facts).save_pretrained(draft)
             setting.save(draft / SETTING)
             if facts.tuned is not None:
                 write_record(draft / RECORD, facts.tuned)
@@ -113,13 +144,12 @@ def _kind(folder: Path) -> str:
     return str(read_json(file).get("model_type")) if file.exists() else ""
 
 
-def _config(backbone: Backbone, facts: Facts) -> PreTrainedConfig:
-    known: dict[str, Any] = {"base_model": facts.base_model, "license": facts.license, "dtype": backbone.model.dtype}
-    names = backbone.class_names
-    if names is None:
-        return AcceleratedEncoderConfig(**known)
-    numbers = {name: number for number, name in enumerate(names)}
-    return AcceleratedConfig(**known, id2label=dict(enumerate(names)), label2id=numbers)
+def _config(dense: Any, class_names: list[str] | None, facts: Facts) -> Any:
+    known: dict[str, Any] = {"base_model": facts.base_model, "license": facts.license, "dtype": dense.dtype}
+    if class_names is not None:
+        known["id2label"] = dict(enumerate(class_names))
+        known["label2id"] = {name: number for number, name in enumerate(class_names)}
+    return BY_TASK[facts.task](**known)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -132,8 +162,19 @@ def _move(source: Path, target: Path) -> None:
         target.unlink(missing_ok=True)
 
 
-def _write_dense(folder: Path, backbone: Backbone) -> None:
-    model = backbone.model
+def _write_processors(draft: Path, facts: Facts) -> None:
+    """Write our image processor, and the closest of transformers beside the dense weights, or keep the original's."""
+    kept = facts.processor
+    if facts.preprocessing is not None:
+        AcceleratedImageProcessor.of(facts.preprocessing).save_pretrained(draft)
+        kept = stock(facts.preprocessing)
+    elif kept:
+        (draft / PROCESSOR).write_text(json.dumps(kept, indent=2), encoding="utf-8")
+    if kept:
+        (draft / DENSE / PROCESSOR).write_text(json.dumps(kept, indent=2), encoding="utf-8")
+
+
+def _write_dense(folder: Path, model: Any) -> None:
     if isinstance(model, PreTrainedModel):
         model.save_pretrained(folder)
         return
@@ -158,17 +199,20 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
         raise BackboneError(f"{name_or_path} holds no accelerated model: make one with redi.accelerate().")
     stored = read_json(folder / CONFIG)
     _require_unchanged(config, stored)
-    for file in (SETTING, PROCESSOR):
+    for file in (SETTING,) if kind in WHOLE_MODELS else (SETTING, PROCESSOR):
         if not (folder / file).exists():
             raise BackboneError(f"There is no {file} in {folder}: save the model again.")
-    backbone = load_backbone(folder / DENSE)
-    processor = read_json(folder / PROCESSOR)
+    live = load_live(folder / DENSE)
+    parts = Parts(load_backbone(folder / DENSE)) if live is None else take_apart(live)
+    processor = read_json(folder / PROCESSOR) if (folder / PROCESSOR).exists() else {}
     if processor.get("image_processor_type") == AcceleratedImageProcessor.__name__:  # the user may have saved another
-        backbone.preprocessing = AcceleratedImageProcessor(**processor).preprocessing
-    backbone = backbone.to(_device(device_map), _dtype(dtype, stored.get("dtype")))
+        parts.backbone.preprocessing = AcceleratedImageProcessor(**processor).preprocessing
+    for part in (parts.backbone, parts.decoder):
+        if isinstance(part, nn.Module):
+            nn.Module.to(part, _device(device_map), _dtype(dtype, stored.get("dtype")))
     setting = Setting.load(folder / SETTING)
     tuned = read_record(folder / RECORD, Tuned, "redi tune") if (folder / RECORD).exists() else None
-    return Loaded(backbone, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))
+    return Loaded(parts, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))
 
 
 def _require_unchanged(given: Any, stored: dict[str, Any]) -> None:
@@ -208,6 +252,10 @@ class Published(nn.Module):
         self.backbone = backbone
         self.setting = setting
 
+    @property
+    def dense(self) -> nn.Module:
+        raise NotImplementedError
+
     def facts(self, name: str, license_name: str) -> Facts:
         raise NotImplementedError
 
@@ -216,8 +264,11 @@ class Published(nn.Module):
 
         ``license`` goes into the card, e.g. ``apache-2.0``.
         """
-        folder = Path(folder)
-        write_model(folder, self.backbone, self.setting, self.facts(folder.absolute().name, license))
+        self._write(Path(folder), Path(folder).absolute().name, license)
+
+    def _write(self, folder: Path, name: str, license_name: str) -> None:
+        facts = self.facts(name, license_name)
+        write_model(folder, self.dense, self.backbone.class_names, self.setting, facts)
 
     def push_to_hub(
         self,
@@ -234,7 +285,7 @@ class Published(nn.Module):
         """
         api = HfApi(token=token)
         with TemporaryDirectory() as place:
-            write_model(Path(place), self.backbone, self.setting, self.facts(name, license))
+            self._write(Path(place), name, license)
             try:
                 repository = api.create_repo(name, private=private, exist_ok=True)
                 api.upload_folder(repo_id=repository.repo_id, folder_path=place, **options)

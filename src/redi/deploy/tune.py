@@ -1,42 +1,39 @@
 """``redi tune``: the cheapest setting whose loss is shown to be within what the user allows.
 
-The schedule is calibrated on one part of the images, without labels. The other part gives the reported numbers and
-decides the cost, by an upper bound of the loss. Speed is measured on this machine, with dense and accelerated calls in
-turn.
+Timing on this machine decides how many steps the schedule has. The schedule is then calibrated on one part of the
+images, without labels. The other part gives the reported numbers and decides the cost, by an upper bound of the loss.
+Speed is measured with dense and accelerated calls in turn.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.deploy.calibrate import CALIBRATION_COST, calibrate
 from redi.deploy.identity import identify
-from redi.deploy.model import Accelerated, shared_copy
-from redi.deploy.readout import Logits, Readout
-from redi.deploy.sample import load_sample
+from redi.deploy.model import Accelerated
+from redi.deploy.parts import shared_copy
+from redi.deploy.readout import ImageReadout, PatchReadout, Pixels, Readout
+from redi.deploy.sample import Part, load_sample
+from redi.deploy.speed import Normalised, measure_speed, time_steps
 from redi.errors import ConfigError
 from redi.images import open_pictures
 from redi.records.setting import Setting
-from redi.records.timing import Spread
 from redi.records.tuning import COSTS, Point, TuneConfig, Tuned
 from redi.runs.distributed import choose_device
 from redi.runs.environment import environment, threads
 from redi.runs.progress import say
-from redi.speed.measure import Call, affordable, interleave, once, spread, wait_for
-from redi.statistics import agreement, divergence, images_needed, paired_bound
+from redi.statistics import images_needed
 
 #: The share of decisions that are assumed to change in the estimate of how many images are needed.
 FLIPS = 0.02
-
-Labels = Int[Tensor, " images"]
+#: With fewer images, the mean of their losses may be far from normal, which the bound for patches assumes.
+FEW_FOR_A_MEAN = 30
 
 
 def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
@@ -46,8 +43,13 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
     backbone = shared_copy(backbone) if backbone else load_with_own_input(config.backbone)
     backbone = backbone.with_resize(config.resize) if config.resize else backbone
     backbone = (backbone.at_size(config.size) if config.size else backbone).to(device)
+    if config.task == "dense" and backbone.head is not None:
+        raise ConfigError(
+            "--task dense needs a model whose output is the patch grid, but this one has a head, which gives logits: "
+            "tune it for classify, or give its encoder without the head."
+        )
     for cost in config.costs:  # raises before the work if a cost cannot be reached
-        Accelerated(backbone, Setting(cost))
+        Accelerated(backbone, Setting(cost, task=config.task))
     with threads(config.threads):
         return _tune(config, backbone)
 
@@ -55,51 +57,72 @@ def tune(config: TuneConfig, backbone: Backbone | None = None) -> Tuned:
 def _tune(config: TuneConfig, backbone: Backbone) -> Tuned:
     images = open_pictures(config.images)
     class_map = Path(config.class_map) if config.class_map else None
-    sample = load_sample(images, backbone, config.calibration, config.check, class_map, config.workers)
+    use_labels = config.task == "classify"
+    sample = load_sample(images, backbone, config.calibration, config.check, class_map, config.workers, use_labels)
     check, labelled = sample.check, sample.check.labels is not None
-    allowed = config.allowed(labelled)
-    _announce(config, labelled, len(check.pixels))
-    costs = [model.setting.cost for model in _models(backbone, Setting(), config.costs or COSTS)]
+    allowed, count = config.allowed(labelled), len(check.pixels)
+    _announce(config, backbone, labelled, count)
+    setting = Setting(task=config.task, model=identify(backbone))
+    costs = [model.setting.cost for model in _models(backbone, setting, config.costs or COSTS)]
     if not costs:
         raise ConfigError(f"This backbone is too small to accelerate: it reaches none of the costs {COSTS}.")
-    dense = Accelerated(backbone, Setting(cost=1.0))
-    readout = Readout(dense, sample.bank.pixels, sample.bank.labels, config.batch)
     nearest = min(costs, key=lambda cost: abs(cost - CALIBRATION_COST))
     # The images of the check decide nothing before the check: they could not be trusted to measure it afterwards.
+    batch = _batch(backbone, sample.calibration.pixels, config.batch)
+    steps = time_steps(backbone, replace(setting, cost=nearest), costs, batch, config.repeats, config.limit)
+    if steps is not None:
+        say(f"  {steps}")
+        setting = replace(setting, steps=steps.chosen)
+    dense = Accelerated(backbone, replace(setting, cost=1.0))
+    readout = _readout(dense, sample.bank, config.batch)
     searched, others = sample.calibration.pixels.tensor_split([2 * len(sample.calibration.pixels) // 3])
     calibration = calibrate(dense, readout, searched, others, nearest)
-    setting = Setting(shares=calibration.shape.shares(backbone.depth), model=identify(backbone))
+    setting = replace(setting, shape=calibration.shape)
     models = list(_models(backbone, setting, costs))
-    dense_logits = readout.logits(dense, check.pixels, "checking dense")
-    outputs = [readout.logits(model, check.pixels, f"checking cost {model.setting.cost:.2f}") for model in models]
-    positions = torch.arange(config.batch) % len(dense_logits)
-    pixels = backbone.preprocessing.normalise(check.pixels[positions].to(backbone.device))
-    speeds = measure_speed(backbone, models, pixels, config.repeats, config.limit)
+    dense_outputs = readout.read(dense, check.pixels, "checking dense")
+    losses = []
+    for model in models:
+        reduced = readout.read(model, check.pixels, f"checking cost {model.setting.cost:.2f}")
+        losses.append(readout.loss(dense_outputs, reduced, check.labels, allowed))
+    batch = _batch(backbone, check.pixels, config.batch)
+    speeds = measure_speed(backbone, models, batch, config.repeats, config.limit)
     points = [
-        _point(model, readout, logits, dense_logits, check.labels, speed, allowed)
-        for model, logits, speed in zip(models, outputs, speeds, strict=True)
+        Point(cost=model.cost(), schedule=model.schedule(model.grid), speedup=speed, **asdict(loss))
+        for model, loss, speed in zip(models, losses, speeds, strict=True)
     ]
     chosen, bound = choose(points, allowed)
-    what = f"{'accuracy' if labelled else 'agreement'} ({len(dense_logits)} images)"
-    if chosen is None:
-        setting = replace(setting, cost=1.0)
-    else:
-        outside = describe_outside(points[chosen].drop_bound, bound, allowed, what)
-        setting = replace(setting, cost=models[chosen].setting.cost, outside=outside)
-    return Tuned(
-        points,
-        chosen,
-        setting,
-        calibration,
-        None if check.labels is None else agreement(readout.decide(dense_logits), check.labels),
-        len(dense_logits),
-        allowed,
-        config,
-        environment(backbone.device),
+    tuned = Tuned(
+        points=points,
+        chosen=chosen,
+        setting=replace(setting, cost=1.0 if chosen is None else models[chosen].setting.cost),
+        calibration=calibration,
+        dense_accuracy=readout.loss(dense_outputs, dense_outputs, check.labels, allowed).accuracy,
+        images=count,
+        allowed=allowed,
+        config=config,
+        environment=environment(backbone.device),
+        steps=steps,
     )
+    if chosen is None:
+        return tuned
+    outside = describe_outside(points[chosen].drop_bound, bound, allowed, f"{tuned.measure} ({count} images)")
+    return replace(tuned, setting=replace(tuned.setting, outside=outside))
 
 
-def _announce(config: TuneConfig, labelled: bool, images: int) -> None:
+def _readout(dense: Accelerated, bank: Part, batch: int) -> Readout:
+    """What the task reads: patches, or the image."""
+    if dense.setting.task == "dense":
+        return PatchReadout(dense, bank.pixels, batch)
+    return ImageReadout(dense, bank.pixels, bank.labels, batch)
+
+
+def _batch(backbone: Backbone, pixels: Pixels, size: int) -> Normalised:
+    """Images to time a call on, repeated if there are fewer."""
+    positions = torch.arange(size) % len(pixels)
+    return backbone.preprocessing.normalise(pixels[positions].to(backbone.device))
+
+
+def _announce(config: TuneConfig, backbone: Backbone, labelled: bool, images: int) -> None:
     """Say which tolerance holds and how many images it needs; warn if there are fewer."""
     allowed = config.allowed(labelled)
     if labelled:
@@ -108,8 +131,16 @@ def _announce(config: TuneConfig, labelled: bool, images: int) -> None:
     else:
         option, unused, flips = f"--min-agreement {100 - allowed:g}", "--max-drop", (FLIPS, 0.0)
         is_unused, reason = config.max_drop is not None, "without labels that fit, agreement with dense decides"
+    if config.task == "dense":
+        reason = "in a dense task, the agreement of patches decides"
     if is_unused:
         say(f"  warning: {unused} is not used: {reason}")
+    if config.task == "dense":
+        few = f"; warning: the bound is rough with fewer than {FEW_FOR_A_MEAN}" if images < FEW_FOR_A_MEAN else ""
+        say(f"  {option} is in percent of the patches, per image and on average over {images} images to check on{few}")
+        return
+    if backbone.head is None:
+        say("  the setting is for decisions about whole images (task classify); for every patch, use --task dense")
     fewest, some = images_needed(0, 0, allowed), images_needed(*flips, allowed)
     if fewest is None:
         say(f"  warning: {option} cannot be shown with any number of images if no decision changes")
@@ -158,61 +189,3 @@ def describe_outside(own: float, bound: float, allowed: float, what: str) -> str
         return ""
     subject = f"up to {own:.1f}" if own > allowed else f"at a higher cost up to {bound:.1f}"
     return f"{subject} points of {what} may be lost, {allowed:g} allowed"
-
-
-def _point(
-    model: Accelerated,
-    readout: Readout,
-    logits: Logits,
-    dense_logits: Logits,
-    labels: Labels | None,
-    speed: Spread,
-    allowed: float,
-) -> Point:
-    reduced, dense = readout.decide(logits), readout.decide(dense_logits)
-    images = len(reduced)
-    accuracy, lost, gained = None, int((reduced != dense).sum()), 0
-    if labels is not None:
-        accuracy = agreement(reduced, labels)
-        before, after = dense == labels, reduced == labels
-        lost, gained = int((before & ~after).sum()), int((~before & after).sum())
-    return Point(
-        cost=model.cost(),
-        schedule=model.schedule(model.grid),
-        speedup=speed,
-        accuracy=accuracy,
-        agreement=agreement(reduced, dense),
-        divergence=divergence(dense_logits, logits).mean().item(),
-        drop=100 * (lost - gained) / images,
-        drop_bound=paired_bound(lost, gained, images),
-        needed=images_needed(lost / images, gained / images, allowed),
-    )
-
-
-@torch.inference_mode()
-def measure_speed(
-    backbone: Backbone,
-    models: Sequence[Accelerated],
-    pixels: Float[Tensor, "batch channels height width"],
-    repeats: int,
-    limit: float,
-) -> list[Spread]:
-    """The speed-up of each model over the backbone's own dense pass, with the calls in turn."""
-
-    def dense() -> Tensor:
-        hidden = backbone.encode(backbone.embed(pixels))
-        return backbone.final_norm(hidden) if backbone.head is None else backbone.classify(hidden)
-
-    calls: dict[int, Call] = {-1: dense, **{k: partial(model, pixels) for k, model in enumerate(models)}}
-    synchronise = wait_for(pixels.device)
-    for call in calls.values():
-        once(call, synchronise=synchronise)
-    warm = [once(call, synchronise=synchronise) for call in calls.values()]
-    count = affordable(repeats, limit, warm)
-    fewer = f" instead of {repeats}, which would take too long" if count < repeats else ""
-    say(f"  timing {len(models)} settings, batch {len(pixels)}: {count} repeats{fewer}, some {count * sum(warm):.0f} s")
-    seconds = interleave(calls, count, synchronise=synchronise)
-    return [
-        spread([reference / own for reference, own in zip(seconds[-1], seconds[k], strict=True)])
-        for k in range(len(models))
-    ]

@@ -5,9 +5,9 @@ so four times less data travels between the processes. An image that cannot be d
 others keep their index.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import UInt8
@@ -24,6 +24,9 @@ from redi.views import N_VIEWS, View
 PATIENCE = 120.0
 #: Largest number of restarts in a row.
 RESTARTS = 2
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+
 FEWER = "use fewer --workers or a smaller --batch-size and run the same command again."
 
 
@@ -111,44 +114,56 @@ class ViewDataset(Dataset[_Item]):
         )
 
     def batches(self, plan: Iterable[Sequence[int]], workers: int) -> Iterator[Batch]:
-        """Load the given batches of indices in order, with ``workers`` processes (0 means none).
+        """Load the given batches of indices in order, with ``workers`` processes (0 means none)."""
+        return load_batches(self, self.collate, plan, workers, self.patience)
 
-        A process that is forked while another thread holds a lock may never start. If no batch arrives for
-        ``patience`` seconds, the workers are restarted and continue with the batches that are left.
-        """
-        batches = [list(indices) for indices in plan]
-        workers, done, restarts = min(workers, len(batches)), 0, 0
-        while done < len(batches):
-            loader = DataLoader(
-                self,
-                batch_sampler=batches[done:],
-                num_workers=workers,
-                collate_fn=self.collate,
-                prefetch_factor=2 if workers else None,
-                timeout=self.patience if workers else 0,
-                multiprocessing_context=worker_context() if workers else None,
-                worker_init_fn=leave_quietly,
-            )
-            try:
-                for batch in loaded_batches(loader):
-                    if isinstance(batch, RediError):
-                        raise batch
-                    yield batch
-                    done, restarts = done + 1, 0
-            except WorkerDied:
+
+def load_batches(
+    dataset: Dataset[Item],
+    collate: Callable[[list[Item]], Loaded | RediError],
+    plan: Iterable[Sequence[int]],
+    workers: int,
+    patience: float = PATIENCE,
+) -> Iterator[Loaded]:
+    """Load the batches of a plan in order, with ``workers`` processes (0 means none).
+
+    A process that is forked while another thread holds a lock may never start. If no batch arrives for ``patience``
+    seconds, the workers are restarted and continue with the batches that are left. ``collate`` makes a batch of items,
+    or returns the error that ends the work.
+    """
+    batches = [list(indices) for indices in plan]
+    workers, done, restarts = min(workers, len(batches)), 0, 0
+    while done < len(batches):
+        loader = DataLoader(
+            dataset,
+            batch_sampler=batches[done:],
+            num_workers=workers,
+            collate_fn=collate,
+            prefetch_factor=2 if workers else None,
+            timeout=patience if workers else 0,
+            multiprocessing_context=worker_context() if workers else None,
+            worker_init_fn=leave_quietly,
+        )
+        try:
+            for batch in loaded_batches(loader):
+                if isinstance(batch, RediError):
+                    raise batch
+                yield batch
+                done, restarts = done + 1, 0
+        except WorkerDied:
+            raise LoaderError(
+                f"A worker process that decodes images was killed, probably because memory ran out: {FEWER}"
+            ) from None
+        except OSError as error:
+            raise LoaderError(
+                f"The worker processes that decode images cannot be started ({one_line(error)}): {FEWER}"
+            ) from None
+        except RuntimeError as error:
+            if "DataLoader timed out" not in str(error):
+                raise
+            restarts += 1
+            if restarts > RESTARTS:
                 raise LoaderError(
-                    f"A worker process that decodes images was killed, probably because memory ran out: {FEWER}"
-                ) from None
-            except OSError as error:
-                raise LoaderError(
-                    f"The worker processes that decode images cannot be started ({one_line(error)}): {FEWER}"
-                ) from None
-            except RuntimeError as error:
-                if "DataLoader timed out" not in str(error):
-                    raise
-                restarts += 1
-                if restarts > RESTARTS:
-                    raise LoaderError(
-                        f"No image came from the worker processes for {restarts * self.patience:g} seconds. Check "
-                        "that the disk is reachable and run the same command again, or use --workers 0."
-                    ) from error
+                    f"No image came from the worker processes for {restarts * patience:g} seconds. Check that the "
+                    "disk is reachable and run the same command again, or use --workers 0."
+                ) from error

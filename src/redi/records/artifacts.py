@@ -103,7 +103,19 @@ def leftovers(folder: Path) -> list[Path]:
     places = [folder.glob(".*")]
     places += [
         (folder / name).rglob(".*")
-        for name in ("scores", "validation", "predictions", "analysis", "ablation", "cache", "partial")
+        for name in (
+            "scores",
+            "adaptive",
+            "validation",
+            "predictions",
+            "analysis",
+            "ablation",
+            "cache",
+            "partial",
+            "rows",
+            "reference",
+            "training",
+        )
     ]
     return [path for place in places for path in place if ours.fullmatch(path.name)]
 

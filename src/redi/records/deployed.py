@@ -15,7 +15,6 @@ COMMAND = f"redi compare RUN --study {STUDY}"
 MERGES = "analysis/merges"
 #: The reducer of ``redi.accelerate``, and the one that it is shown beside.
 OWN, PEER = "protected", "tome"
-TITLES = {OWN: "redi.accelerate", PEER: "ToMe"}
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ class Row:
     reducer: str  # empty for dense
     budget: Budget | None  # only for a one-shot reducer
     after: int  # blocks before a one-shot reducer
-    schedule: list[int]  # patch tokens after each block; only for a progressive reducer
+    #: Patch tokens after each block, only for a reducer that works block by block; the mean if they differ by image.
+    schedule: list[int]
     corpus: CorpusSettings | None  # None without a corpus term
-    tokens: int  # sequence length after the last block, prefix included
+    tokens: int  # sequence length after the last block, prefix included; the mean if it differs by image
     cost: float  # analytic, relative to dense; without the cost of the scores
     top1: float  # percent
     top5: float

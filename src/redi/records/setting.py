@@ -1,5 +1,6 @@
 """The setting of the acceleration, as a plain value that can be saved."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import isfinite
@@ -9,9 +10,14 @@ from typing import Any
 from redi.cost import Geometry
 from redi.errors import ArtifactError, ConfigError
 from redi.records.reading import read_record, write_record
-from redi.reduction import Extent, Progressive
-from redi.reduction.protected import OURS, PROTECTION, protected
-from redi.reduction.schedule import ByShares
+from redi.reduction import Extent, Progressive, Reduction
+from redi.reduction.protected import OURS, PROTECTION
+from redi.reduction.schedule import Fewer, Shape, dense_shape, early_shape
+
+#: What the output is for: a decision about the image, or something about every patch. Each has its own reducer.
+TASKS = {"classify": "protected", "dense": "protected-dense"}
+#: The ways to restore merged patches: :mod:`redi.reduction.unmerge`, or each patch as its token is.
+RESTORES = ("residual", "copy")
 
 
 @dataclass(frozen=True)
@@ -29,49 +35,100 @@ class TunedModel:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A relative cost, the share of the removed tokens per block, and the weight of relevance.
+class SecondLook:
+    """Which images get the dense answer: those whose best class has a probability below ``confidence``."""
 
-    The same setting works at every resolution: shares and cost become token counts once the grid is known. A setting
+    confidence: float
+    share: float  # of the images that the confidence was set on
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.confidence <= 1 and 0 < self.share < 1):
+            raise ConfigError(f"Confidence lies between 0 and 1, the share of second looks too, not as in {self}.")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A relative cost, the shape of the schedule, and the weight of relevance.
+
+    The same setting works at every resolution: shape and cost become token counts once the grid is known. A setting
     that is made by hand belongs to no model and fits all.
     """
 
     cost: float = 0.65  # multiply-adds of the blocks and of the reducer, relative to dense
-    shares: tuple[float, ...] = ()  # of the removed tokens, per block; empty means the default shape
+    shape: Shape | None = None  # None means the default of the task and the depth
     protection: float = PROTECTION
+    steps: int = 0  # the most blocks that may remove tokens; 0 means all blocks of the shape
     model: TunedModel | None = None  # the only model that the setting is for
+    second_look: SecondLook | None = None  # for a head: ``cost`` is then a mean over images
     outside: str = ""  # by how much the setting misses the tolerance of `redi tune`; empty if it does not
+    task: str = ""  # classify or dense; empty means dense for a model that gives feature maps
+    restore: str = "residual"  # how merged patches return to the full grid: residual, or copy of their token
 
     def __post_init__(self) -> None:
         if not 0 < self.cost <= 1:
             raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {self.cost:g}.")
         if not (isfinite(self.protection) and self.protection >= 0):
             raise ConfigError(f"Protection must be 0 or more, not {self.protection:g}.")
-        if any(not (isfinite(share) and share >= 0) for share in self.shares):
-            raise ConfigError(f"The shares of the blocks must be 0 or more, not {self.shares}.")
-        if self.shares and abs(sum(self.shares) - 1) > 1e-6:
-            raise ConfigError(f"The shares of the blocks must add up to 1, not {self.shares}.")
+        if self.task and self.task not in TASKS:
+            raise ConfigError(f"A task is {' or '.join(TASKS)}, not {self.task!r}.")
+        if self.restore not in RESTORES:
+            raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
+        if self.steps < 0:
+            raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 
     @cached_property
     def reducer(self) -> Progressive:
+        default = OURS[TASKS[self.task or "classify"]]
         changes: dict[str, Any] = {}
-        if self.shares:
-            changes["schedule"] = ByShares(self.shares)
+        if self.shape is not None:
+            changes["schedule"] = self.shape
+        if self.steps:
+            changes["schedule"] = Fewer(changes.get("schedule", default.schedule), self.steps)
         if self.protection != PROTECTION:
-            changes["step"] = partial(protected, protection=self.protection)
-        return replace(OURS["protected"], **changes)
+            step: Callable[..., Reduction] = default.step
+            changes["step"] = partial(step, protection=self.protection)
+        return replace(default, **changes)
+
+    def default_shape(self, depth: int) -> Shape:
+        """The shape of the task, if the setting has none of its own."""
+        return dense_shape(depth) if self.task == "dense" else early_shape(depth)
+
+    def for_output(self, maps: bool) -> "Setting":
+        """The same setting with a task; ``maps`` says whether the model gives nothing but feature maps."""
+        return self if self.task else replace(self, task="dense" if maps else "classify")
+
+    def shared_blocks(self, depth: int) -> int:
+        """The number of blocks before the first that removes tokens; both looks at an image share them."""
+        return (self.shape or self.default_shape(depth)).first
+
+    @property
+    def second_share(self) -> float:
+        """The share of the images that get a second look."""
+        return 0.0 if self.second_look is None else self.second_look.share
+
+    def second_cost(self, on: Geometry, prefix_only: bool) -> float:
+        """The cost of a second look at one image: dense, from the shared blocks on."""
+        tokens = on.prefix + on.patches
+        dense = self.reducer.cost(Extent(schedule=(on.patches,) * on.depth), on, prefix_only)
+        return dense - self.shared_blocks(on.depth) * on.block.cost(tokens, tokens) / on.dense
 
     def extent(self, on: Geometry, prefix_only: bool) -> Extent:
-        """The patch tokens after each block, by the gentlest schedule within the cost."""
-        if self.shares and len(self.shares) != on.depth:
+        """The patch tokens after each block at the first look, by the gentlest schedule within the cost."""
+        if self.shape is not None and self.shape.last > on.depth:
             raise ConfigError(
-                f"This setting is for {len(self.shares)} blocks, but the backbone has {on.depth}: run `redi tune` for "
-                "this backbone."
+                f"This setting removes tokens up to block {self.shape.last}, but only {on.depth} blocks run: use one "
+                "without a shape, or run `redi tune` for this backbone."
             )
-        return self.reducer.extent_within_cost(self.cost, on, prefix_only)
+        first_cost = self.cost - self.second_share * self.second_cost(on, prefix_only)
+        return self.reducer.extent_within_cost(first_cost, on, prefix_only)
 
     def at_cost(self, cost: float) -> "Setting":
-        """The same shares at another cost, which no tolerance was checked for."""
+        """The same shape at another cost, which no tolerance was checked for."""
+        if self.second_look is not None and cost != self.cost:
+            raise ConfigError(
+                f"This setting looks twice at some images, which was set for a cost of {self.cost:g}: call accelerate "
+                "with adaptive=True and images to set it for another cost."
+            )
         return self if cost == self.cost else replace(self, cost=cost, outside="")
 
     def save(self, file: str | Path) -> None:

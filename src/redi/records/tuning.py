@@ -8,7 +8,7 @@ from redi.checks import require_threads
 from redi.errors import ConfigError
 from redi.records.reading import write_record
 from redi.records.results import Environment
-from redi.records.setting import Setting
+from redi.records.setting import TASKS, Setting
 from redi.records.timing import Spread
 from redi.reduction.schedule import Shape
 
@@ -18,14 +18,19 @@ FEWEST = 8
 COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 #: Default tolerances: points of accuracy, and percent of agreement with dense.
 MAX_DROP, MIN_AGREEMENT = 1.0, 95.0
+#: The second for a dense task. A patch has many neighbours that are nearly as near, so its nearest one changes easily.
+MIN_PATCH_AGREEMENT = 65.0
+#: Fewer steps must be this many times as fast as all, because they lose a little more.
+WORTH = 1.03
 
 
 @dataclass(frozen=True)
 class TuneConfig:
     backbone: str
     images: str
+    task: str = "classify"  # or dense: what is lost is then measured on every patch, for a model without a head
     max_drop: float | None = None  # points of accuracy that may be lost, where labels can be used; None: MAX_DROP
-    min_agreement: float | None = None  # percent of images, where they cannot; None: MIN_AGREEMENT
+    min_agreement: float | None = None  # percent of images or patches, where they cannot; None: by the task
     costs: tuple[float, ...] = ()  # empty means all of COSTS that the backbone can reach
     size: int = 0  # side of the input in pixels; 0 means that of the checkpoint's processor
     resize: str = ""  # filter that resizes images; empty means the backbone's own
@@ -44,6 +49,8 @@ class TuneConfig:
             raise ConfigError(f"--max-drop must be 0 or more points, not {self.max_drop:g}.")
         if not 0 <= (self.min_agreement or 0) <= 100:
             raise ConfigError(f"--min-agreement must be 0 to 100 percent, not {self.min_agreement:g}.")
+        if self.task not in TASKS:
+            raise ConfigError(f"--task must be {' or '.join(TASKS)}, not {self.task!r}.")
         if any(not 0 < cost < 1 for cost in self.costs):
             raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
         require_threads(self.threads)
@@ -57,19 +64,44 @@ class TuneConfig:
         """The points that may be lost, of accuracy if the images are labelled and of agreement otherwise."""
         if labelled:
             return MAX_DROP if self.max_drop is None else self.max_drop
-        return 100 - (MIN_AGREEMENT if self.min_agreement is None else self.min_agreement)
+        default = MIN_PATCH_AGREEMENT if self.task == "dense" else MIN_AGREEMENT
+        return 100 - (default if self.min_agreement is None else self.min_agreement)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome of the search for a schedule. Divergences are mean KL from dense, in nats."""
+    """The outcome of the search for a schedule. Distances are mean KL from dense in nats, or 1 - cosine to dense."""
 
     shape: Shape  # the shape to use: the best of the search if it is also better on other images, else the default
     cost: float
     trials: int
     default: Shape
-    seen: tuple[float, float]  # divergence of (best, default) on the images of the search
+    seen: tuple[float, float]  # distance of (best, default) on the images of the search
     unseen: tuple[float, float]  # the same on other images
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Fewer and larger steps against one step in every block of the default schedule, timed on this machine."""
+
+    fewer: int  # blocks that remove tokens, at most
+    all: int  # the same in the default schedule
+    cost: float  # of both
+    batch: int
+    speedup: Spread  # quartiles of the time of all / the time of fewer, repeat by repeat
+
+    @property
+    def chosen(self) -> int:
+        """What a setting has in ``steps``: 0, unless fewer are clearly faster in the median and in most repeats."""
+        return self.fewer if self.speedup.median >= WORTH and self.speedup.low > 1 else 0
+
+    def __str__(self) -> str:
+        low, median, high = self.speedup
+        outcome = "used" if self.chosen else f"not used: it takes {WORTH:g} in the median, and a gain in most repeats"
+        return (
+            f"Steps: {self.fewer} blocks that remove tokens are {median:.2f} ({low:.2f} {high:.2f}) times as fast as "
+            f"all {self.all} at cost {self.cost:g}, batch {self.batch}; {outcome}."
+        )
 
 
 @dataclass(frozen=True)
@@ -80,11 +112,12 @@ class Point:
     schedule: tuple[int, ...]
     speedup: Spread  # quartiles of dense / accelerated, repeat by repeat
     accuracy: float | None  # percent; None without labels
-    agreement: float  # percent of images with the same decision as dense
-    divergence: float  # mean KL divergence from dense, nats
+    agreement: float  # percent of images (for a dense task, of the patches of an image) with the same decision as dense
+    divergence: float | None  # mean KL divergence from dense, nats; None for a dense task
     drop: float  # points lost: accuracy with labels, agreement without
     drop_bound: float  # one-sided 95 % upper bound of the true drop
     needed: int | None  # images for which the bound would be within the tolerance, at this rate; None: no number
+    cosine: float | None = None  # mean cosine of patches to those of dense, for a dense task
 
     @property
     def faster(self) -> bool:
@@ -103,9 +136,16 @@ class Tuned:
     allowed: float  # points that may be lost
     config: TuneConfig
     environment: Environment
+    steps: Steps | None = None  # None: not timed, because the schedule has no more, or so few miss a cost
+
+    @property
+    def dense_task(self) -> bool:
+        return self.setting.task == "dense"
 
     @property
     def measure(self) -> str:
+        if self.dense_task:
+            return "patch agreement"
         return "agreement" if self.dense_accuracy is None else "accuracy"
 
     def write(self, folder: Path) -> list[Path]:

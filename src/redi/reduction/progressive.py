@@ -5,9 +5,10 @@ A step takes the state of the block (:class:`Inside`) and the number of patch to
 number of patch tokens after each block (see :mod:`redi.reduction.schedule`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -16,12 +17,17 @@ from torch import Tensor
 
 from redi.cost import Geometry
 from redi.errors import ConfigError
+from redi.grid import Grid
 from redi.reduction.operator import OFFSET
 from redi.reduction.reducer import Encoder, Extent, Reducer, Schedule
 from redi.reduction.result import Reduction, places, take
+from redi.reduction.schedule import ByGrid
 
 #: Number of strengths of a schedule that a search tries.
 STEPS = 4000
+
+#: Multiply-adds of one step's matrix products, the dearest if blocks differ: (before, after, width, head_dim).
+Products = Callable[[int, int, int, int], int]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class Inside:
     prefix: int
     block: int  # counted from 0
     depth: int
+    rotary: bool = True  # whether later blocks use the positions of the tokens; learned ones are already added
+    #: The image patch whose place each token has, and the image's grid; for reducers that are ``placed``.
+    origins: Int[Tensor, "batch patches"] | None = None
+    grid: Grid | None = None
 
     @property
     def keys(self) -> Float[Tensor, "batch patches head_dim"]:
@@ -49,10 +59,10 @@ class Inside:
     @property
     def cls_attention(self) -> Float[Tensor, "batch patches"]:
         """Attention from the CLS token to each patch token in this block, mean over the heads."""
-        logits = (self.query[:, :, :1] @ self.key.transpose(2, 3)) * self.scale
-        if self.bias is not None:
-            logits = logits + self.bias
-        return logits.float().softmax(dim=-1).mean(dim=1)[:, 0, self.prefix :]
+        # A product with one query per head is faster as a sum, which needs no copy of the keys.
+        logits = (self.key * self.query[:, :, :1]).sum(dim=-1)
+        logits = logits * self.scale if self.bias is None else self.bias[:, 0].add(logits, alpha=self.scale)
+        return logits.softmax(dim=-1, dtype=torch.float32).mean(dim=1)[:, self.prefix :]
 
     @property
     def relevance(self) -> Float[Tensor, "batch patches"]:
@@ -74,31 +84,33 @@ class Progressive(Reducer):
     follows_budget: ClassVar[bool] = False
 
     step: Callable[[Inside, int], Reduction]  # (state of the block, number of patch tokens to keep)
-    #: (patches, depth, strength from 0 to 1) -> number of patch tokens after each block.
+    #: (patches, depth, strength from 0 to 1) -> number of patch tokens after each block; a ``ByGrid`` reads the grid.
     schedule: Callable[[int, int, float], Schedule]
     halving: bool = False  # whether a step can remove at most half of the tokens
     scored: bool = False
     slow: bool = False
     loops: bool = False
     proportional: bool = True  # whether attention to a token grows with the log of its size
-    #: Multiply-adds of one step's matrix products: (before, after, width, head_dim).
-    products: Callable[[int, int, int, int], int] = lambda before, after, width, head_dim: 0
+    placed: bool = False  # whether a step needs to know where in the image each token is
+    products: Products = lambda before, after, width, head_dim: 0
 
     def tokens_left(self, extent: Extent, on: Geometry) -> int:  # noqa: ARG002
         return extent.schedule[-1]
 
+    def scheduled(self, on: Geometry, strength: float) -> Schedule:
+        """Number of patch tokens after each block of a backbone."""
+        if isinstance(self.schedule, ByGrid):
+            return self.schedule.on_grid(on.grid, on.depth, strength)
+        return self.schedule(on.patches, on.depth, strength)
+
     def cost(self, extent: Extent, on: Geometry, prefix_only: bool = False) -> float:
         """Relative cost: in each block attention sees the tokens before the reduction, the MLP those after it.
 
-        With ``prefix_only`` the MLP of the last block sees only the prefix (see ``encode_progressively``).
+        With ``prefix_only`` the last block works for the prefix alone (see ``encode_progressively``).
         """
         schedule = extent.schedule
-        before = (on.patches, *schedule[:-1])
-        removing = schedule[:-1] if prefix_only else schedule
-        after = [on.prefix + n for n in removing] + [on.prefix] * prefix_only
-        blocks = sum(on.block.cost(on.prefix + n, m) for n, m in zip(before, after, strict=True))
-        own = sum(self.products(n, m, on.width, on.head_dim) for n, m in zip(before, removing, strict=False) if m < n)
-        return (blocks + own) / on.dense
+        active = [after < before for before, after in pairwise((on.patches, *schedule))]
+        return blocks_cost(schedule, active, self.products, on, prefix_only)
 
     def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:  # noqa: ARG002
         return _choices(self, on, prefix_only=False)
@@ -122,10 +134,24 @@ class Progressive(Reducer):
         return hidden
 
 
+def blocks_cost(
+    schedule: Schedule, active: Sequence[bool], products: Products, on: Geometry, prefix_only: bool = False
+) -> float:
+    """Relative cost of the blocks and of the steps, which run in the active blocks; see :meth:`Progressive.cost`."""
+    before = (on.patches, *schedule[:-1])
+    cost = 0
+    for n, m, runs in zip(before, schedule[: on.depth - prefix_only], active, strict=False):
+        cost += on.block.cost(on.prefix + n, on.prefix + m)
+        cost += products(n, m, on.width, on.head_dim) if runs else 0
+    if prefix_only:
+        cost += on.block.cost(on.prefix + before[-1], on.prefix, on.prefix if on.prefix_queries else None)
+    return cost / on.dense
+
+
 @lru_cache(maxsize=128)
 def _choices(reducer: Progressive, on: Geometry, prefix_only: bool) -> list[tuple[float, Extent]]:
     """(cost, extent) of every schedule of a reducer, weakest first."""
-    schedules = dict.fromkeys(reducer.schedule(on.patches, on.depth, step / STEPS) for step in range(STEPS + 1))
+    schedules = dict.fromkeys(reducer.scheduled(on, step / STEPS) for step in range(STEPS + 1))
     extents = [Extent(schedule=schedule) for schedule in schedules]
     return [(reducer.cost(extent, on, prefix_only), extent) for extent in extents]
 
@@ -142,12 +168,26 @@ def merge_pairs(
     ``destination`` holds indices into ``targets``. A product with the assignment matrix is deterministic on every
     device.
     """
-    exact = torch.promote_types(inside.patches.dtype, torch.float32)
-    sizes = inside.sizes.to(exact)
-    weights = sizes.gather(1, merged)
+    weights = inside.sizes.to(torch.promote_types(inside.patches.dtype, torch.float32)).gather(1, merged)
     assignment = weights.new_zeros(*targets.shape, merged.shape[1])
     assignment.scatter_(1, destination[:, None], weights[:, None])
-    own = sizes.gather(1, targets)[..., None]
+    return merge_weighted(inside, rest, targets, merged, destination, assignment)
+
+
+def merge_weighted(
+    inside: Inside,
+    rest: Int[Tensor, "batch rest"],
+    targets: Int[Tensor, "batch targets"],
+    merged: Int[Tensor, "batch merged"],
+    destination: Int[Tensor, "batch merged"],
+    assignment: Float[Tensor, "batch targets merged"],
+) -> Reduction:
+    """As :func:`merge_pairs`, but with the weight of every merged token in every target.
+
+    ``destination`` says which target a token counts for in ``Reduction.source``.
+    """
+    exact = assignment.dtype
+    own = inside.sizes.to(exact).gather(1, targets)[..., None]
     summed = torch.baddbmm(
         take(inside.patches, targets).to(exact) * own, assignment, take(inside.patches, merged).to(exact)
     )

@@ -28,6 +28,12 @@ class Extent:
     budget: Budget = Budget()  # one-shot reducers
     after: int = 0  # one-shot reducers: number of blocks before the reduction
     schedule: Schedule = ()  # progressive reducers: number of patch tokens after each block
+    strength: float | None = None  # adaptive reducers: from 0 to 1
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether it is the extent of a one-shot reducer."""
+        return not self.schedule and self.strength is None
 
     def at_keep(self, keep: float) -> "Extent":
         """The paper's proportions at another keep rate: half of the rest is merged, half compressed."""
@@ -47,9 +53,11 @@ class Encoder(Protocol):
         self, tokens: Any, reducer: Any, schedule: Schedule, scores: Tensor | None = None
     ) -> Any: ...
 
+    def encode_adaptively(self, tokens: Any, reducer: Any, strength: float, scores: Tensor | None = None) -> Any: ...
+
 
 class Reducer(ABC):
-    """A way to shorten the token sequence: :class:`OneShot` or :class:`Progressive`."""
+    """A way to shorten the token sequence: :class:`OneShot`, :class:`Progressive` or :class:`Adaptive`."""
 
     follows_budget: ClassVar[bool]  # whether its extent is a budget, not a schedule
     scored: bool  # whether it can read scores that are given to it

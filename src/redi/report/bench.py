@@ -4,6 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from redi.records.timing import BenchResult, Overhead, Timing
+from redi.reduction.titles import title as reducer_title
 from redi.report.sheets import Sheet, plain_table
 
 PRECISION = {"fp32": "FP32", "bf16": "BF16"}
@@ -54,7 +55,7 @@ def timing_sheet(rows: list[Timing]) -> Sheet:
     width = 6 if any(row.memory_mb is not None for row in rows) else 5
     cells = [
         [
-            "  with scoring" if row.scoring else row.row,
+            "  with scoring" if row.scoring else reducer_title(row.row),
             _number(row.tokens),
             _quartiles(row.median_ms, row.low_ms, row.high_ms, scale),
             _quartiles(row.speedup, row.speedup_low, row.speedup_high),
@@ -89,7 +90,7 @@ def _narrow_table(sheet: Sheet) -> RenderableType:
 
 
 def _name(row: Timing) -> str:
-    return f"{row.row} with scoring" if row.scoring else row.row
+    return f"{reducer_title(row.row)} with scoring" if row.scoring else reducer_title(row.row)
 
 
 def _quartiles(median: float | None, low: float | None, high: float | None, scale: float = 1) -> str:

@@ -1,16 +1,9 @@
 """``redi report``: one self-contained page from the records of a run, without a model or a server.
 
-The page's markup, style and scripts are files in ``page/``; the builder inlines them. A content security policy names
-the only script and the only style that may be used, and forbids every request. Class and file names are untrusted:
-they reach the page as escaped text or as data, never as markup.
+The page's markup, style and scripts are files in ``page/``; :mod:`redi.report.assemble` inlines them.
 """
 
-import base64
-import hashlib
-import json
-import re
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +13,10 @@ from redi.records.comparison import earlier_bundle
 from redi.records.deployed import earlier_deployed
 from redi.records.outputs import require_no_link, require_run
 from redi.records.results import Results, read_results
+from redi.report.assemble import assemble, inline_json
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
+from redi.report.curves import styles_note
 from redi.report.deployed import deployed_sheets
 from redi.report.explorer import Explorer
 from redi.report.figures import figure2_shares
@@ -32,16 +27,13 @@ from redi.rows import DENSE
 
 SCRIPTS = (
     *("data", "operator", "arithmetic", "canvas", "chart", "tables"),
-    *("explorer", "viewer", "merges", "patch", "vocabulary", "main"),
+    *("explorer", "viewer", "merges", "patch", "vocabulary", "theme", "main"),
 )
 LABELS_USED = (
     "Labels were used: rows marked [gt] look up the true class of each validation image. They are an oracle that shows "
     "how well a token budget could be spent, not a method to deploy."
 )
-LINES_MEAN = (
-    "Dashed: an oracle that needs the true class; dotted: a score that needs a dense pass first. Cost: matrix products "
-    "relative to dense, without making the scores. Click a name to hide its line."
-)
+LINES_MEAN = "Cost: matrix products relative to dense, without making the scores. Click a name to hide its line."
 
 
 def build_report(folder: Path, names: Path | None = None) -> Path:
@@ -53,17 +45,10 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     explorer = Explorer(folder, names)
     deployed = earlier_deployed(folder)
     data = content(folder, results, explorer)
-    page = files("redi.report") / "page"
-    style = (page / "style.css").read_text(encoding="utf-8")
-    parts = [(page / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
-    script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     curves = _curves(folder, results, data)
     figure2 = figure2_shares(folder)
     slots = {
-        "policy": _policy(script, style),
-        "version": escape(__version__),
         "title": escape(f"REDI on {last(results.notes.backbone)}"),
-        "style": style,
         "heading": escape(heading(results, deployed)),
         "oracle": escape(LABELS_USED),
         "cards": cards(results, deployed),
@@ -75,31 +60,9 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "correlations": escape(figure2.correlations),
         "sample": escape(_sample(explorer, results, data)),
         "data": inline_json(data),
-        "script": script,
     }
-    # One pass over the template, so that no text in a value is taken for a slot.
-    template = (page / "page.html").read_text(encoding="utf-8")
-    text = re.sub(r"\{\{(\w+)\}\}", lambda match: slots[match[1]], template)
-    # File names may hold bytes that are not UTF-8.
-    artifacts.write_bytes(path, text.encode("utf-8", errors="replace"))
+    artifacts.write_bytes(path, assemble("page", ["style"], SCRIPTS, slots))
     return path
-
-
-def inline_json(data: object) -> str:
-    """JSON that can stand in a script element: no ``<``, so nothing in it can end the element."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _policy(script: str, style: str) -> str:
-    def source(text: str) -> str:
-        digest = hashlib.sha256(text.encode("utf-8")).digest()
-        return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-    return (
-        f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _facts(results: Results) -> str:
@@ -124,7 +87,8 @@ def _curves(folder: Path, results: Results, data: dict[str, Any]) -> str:
     """The charts and folded tables of `redi compare`; empty if it has not run."""
     charts = "".join(
         f'<figure><div id="curves-{escape(entry["classifier"])}" class="chart"></div><figcaption>'
-        f"{escape(entry['classifier'])} classifier. {LINES_MEAN}</figcaption></figure>"
+        f"{escape(entry['classifier'])} classifier. {styles_note(results, [entry['classifier']])}{LINES_MEAN}"
+        "</figcaption></figure>"
         for entry in data["curves"]
     )
     compared = sheets(earlier_bundle(folder), results)

@@ -1,24 +1,18 @@
 """Curves of accuracy against cost."""
 
 from collections.abc import Sequence
-from math import ceil
 from pathlib import Path
 
 from redi.corpus import TRUE_CLASS
+from redi.records.deployed import OWN
 from redi.records.results import Results, Row
-from redi.report.saving import new_figure, save_figure
+from redi.reduction.titles import title
+from redi.report.lines import LETTERS, Line, draw_lines, panels_for
+from redi.report.saving import save_figure
 from redi.rows import DENSE, marked_title
 
-#: Line styles: dashed is an oracle, dotted a score that needs a dense pass.
 LINES = {"dashed": "--", "dotted": ":", "solid": "-"}
-STYLES = "Dashed: an oracle that needs the true class; dotted: a score that needs a dense pass first"
-CURVES_CAPTION = (
-    f"Top-1 against analytic cost. Every line ends at the dense model. {STYLES}. Cost counts the matrix products of "
-    "the blocks and of the reducer, relative to dense, without making the scores."
-)
-MARKERS = "osD^v<>ph*"
-#: Width of a letter of the legend in inches.
-LETTER = 0.066
+MEANINGS = {"dashed": "an oracle that needs the true class", "dotted": "a score that needs a dense pass first"}
 
 
 def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
@@ -26,50 +20,49 @@ def draw_curves(results: Results, paths: Sequence[Path]) -> bool:
 
     If nothing was measured at two costs or more, no file is written and the result is False.
     """
-    names = results.classifiers
-    curves = {name: curves_of(results, name) for name in names}
+    curves = {name: curves_of(results, name) for name in results.classifiers}
     if not any(curves.values()):
         return False
-    labels = sorted({name for lines in curves.values() for name in lines})
-    width = 5.6 * len(names) + 0.6
-    columns = max(1, int(width / (0.5 + LETTER * max(map(len, labels)))))
-    figure = new_figure(figsize=(width, 4.2 + 0.17 * ceil(len(labels) / columns)), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for axes, classifier in zip(panels, names, strict=True):
+    names = sorted({name for lines in curves.values() for name in lines})
+    figure, panels = panels_for(names, len(curves))
+    for axes, (classifier, lines) in zip(panels, curves.items(), strict=True):
         dense = results.row(DENSE, classifier)
-        for name, points in sorted(curves[classifier].items()):
-            number = labels.index(name)
-            axes.plot(
-                [row.cost for row in points] + [1.0],
-                [row.top1 for row in points] + [dense.top1],
-                marker=MARKERS[(number + number // 10) % 10],  # the eleventh line has the first colour again
-                markersize=4,
-                linewidth=1.4,
-                linestyle=LINES[line_style(points[0])],
-                label=name,
-                color=f"C{number % 10}",
-            )
-        axes.axhline(dense.top1, color="0.5", linewidth=0.8)
         axes.set(
             xlabel="cost relative to dense", ylabel="Top-1, %", title=f"{classifier} classifier, {dense.images} images"
         )
         axes.grid(alpha=0.25)
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=8,
-        frameon=False,
-        title=STYLES,
-        title_fontsize=8,
-    )
+        axes.axhline(dense.top1, color="0.5", linewidth=0.8)
+        drawn = {
+            name: Line(
+                name,
+                [row.cost for row in points] + [1.0],
+                [row.top1 for row in points] + [dense.top1],
+                own=points[0].reducer == OWN,
+                style=LINES[line_style(points[0])],
+            )
+            for name, points in lines.items()
+        }
+        draw_lines(axes, [drawn.get(name) for name in names])
+    figure.supxlabel(styles_note(results, results.classifiers), fontsize=LETTERS)
     for path in paths:
         save_figure(figure, path, dpi=200)
     return True
+
+
+def curves_caption(results: Results) -> str:
+    return (
+        "Top-1 against analytic cost. Every line ends at the dense model. "
+        f"{styles_note(results, results.classifiers)}Cost counts the matrix products of the blocks and of the reducer, "
+        "relative to dense, without making the scores."
+    )
+
+
+def styles_note(results: Results, classifiers: Sequence[str]) -> str:
+    """A sentence on the line styles that occur in the curves of some classifiers; empty if all lines are solid."""
+    curves = [points for name in classifiers for points in curves_of(results, name).values()]
+    styles = {line_style(points[0]) for points in curves}
+    note = "; ".join(f"{style}: {meaning}" for style, meaning in MEANINGS.items() if style in styles)
+    return f"{note.capitalize()}. " if note else ""
 
 
 def curves_of(results: Results, classifier: str) -> dict[str, list[Row]]:
@@ -94,7 +87,7 @@ def line_style(row: Row) -> str:
 
 
 def _curve_name(row: Row) -> str:
-    parts = [row.reducer]
+    parts = [title(row.reducer)]
     if row.scorer:
         parts.append(marked_title(row.score, row.label_source))
     if row.after:

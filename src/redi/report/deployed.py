@@ -1,6 +1,6 @@
 """What a user can deploy, as a table: accuracy, agreement and measured speed beside dense and ToMe."""
 
-from redi.records.deployed import TITLES, Deployed
+from redi.records.deployed import Deployed
 from redi.records.results import Results, Row
 from redi.records.timing import Timing
 from redi.report.sheets import Sheet
@@ -18,10 +18,6 @@ def deployed_rows(results: Results, deployed: Deployed | None, classifier: str) 
     order = [row.reducer for row, _ in pairs]
     pairs.sort(key=lambda pair: (-round(pair[0].cost, 2), order.index(pair[0].reducer)))
     return pairs if len(pairs) > 1 and pairs[0][0].name == DENSE else []
-
-
-def title(row: Row) -> str:
-    return TITLES.get(row.reducer, row.title)
 
 
 def spread(timing: Timing) -> str:
@@ -46,7 +42,7 @@ def _sheet(rows: list[Measured], deployed: Deployed, classifier: str) -> Sheet:
         ("Configuration", "Cost", "Top-1", "Δ", "95 % of Δ", "Same", "Speed-up"),
         [
             [
-                title(row),
+                row.title,
                 f"{row.cost:.2f}",
                 f"{row.top1:.2f}",
                 *(["", "", ""] if row.name == DENSE else _against_dense(row)),
@@ -59,8 +55,8 @@ def _sheet(rows: list[Measured], deployed: Deployed, classifier: str) -> Sheet:
             "dense's Top-1.",
             "Speed-up: dense's time divided by the row's; median and quartiles of calls in turn, measured with batch "
             f"{dense.batch} in FP32 ({where.device}, threads: {where.threads}). Dense takes {dense.median_ms:.0f} ms.",
-            "redi.accelerate: its merging and schedule under the paper's protocol, in which a probe reads the mean of "
-            "the tokens that are left. The module itself gives every patch the features of its token.",
+            "redi.accelerate: its merging and schedule under the paper's protocol. As in the module itself, every "
+            "patch has the updates of the token that it went into, and a probe reads the mean of all patches.",
         ],
     )
 

@@ -101,7 +101,7 @@ class Explorer:
 class Merges:
     """What ``redi.accelerate`` merges in the images of the sample, block by block."""
 
-    #: Of each patch whose token joined another: the block, counted from 1, and the first patch of that token. Else 0.
+    #: For each patch whose token joined another: the block, counted from 1, and the first patch of that token. Else 0.
     block: UInt8[Tensor, "images patches"]
     into: Int[Tensor, "images patches"]
     notes: dict[str, Any]  # cost and schedule

@@ -12,7 +12,7 @@ from redi.records.reading import build
 from redi.records.results import read_results
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.report.compare import named_sheets
-from redi.report.curves import CURVES_CAPTION, draw_curves
+from redi.report.curves import curves_caption, draw_curves
 from redi.report.deployed import deployed_sheets
 from redi.report.explorer import Explorer, telling_image
 from redi.report.latex import document, figure_latex, to_latex
@@ -53,7 +53,7 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     draw_words(figure2, paths("figure2"))
     captions = {"figure1": overview_caption(shown, row), "figure2": figure2.caption}
     if draw_curves(results, paths("curves")):
-        captions["curves"] = CURVES_CAPTION
+        captions["curves"] = curves_caption(results)
     texts = {f"{name}.tex": figure_latex(name, caption) for name, caption in captions.items()}
     deployed = deployed_sheets(results, earlier_deployed(folder))
     tables = paper_tables(results) | deployed | named_sheets(earlier_bundle(folder), results)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from html import escape
 
 from redi.corpus import LABEL_SOURCES
-from redi.records.deployed import COMMAND, OWN, PEER, TITLES, Deployed
+from redi.records.deployed import COMMAND, OWN, PEER, Deployed
 from redi.records.results import Results, Row
 from redi.records.setting import Setting
+from redi.reduction.titles import title
 from redi.report.deployed import Measured, deployed_rows
 from redi.rows import DENSE, MAIN_ROW
 
@@ -51,7 +52,7 @@ def cards(results: Results, deployed: Deployed | None) -> str:
     )
 
 
-def _card(what: str, big: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
+def card(what: str, big: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
     """A card: what is measured, the main number, a small table if it has rows, and a note."""
     table = ""
     if rows:
@@ -71,7 +72,7 @@ def _oracle(results: Results, classifier: str) -> str:
     """The main row beside dense and the best row without the true class."""
     row, dense = results.row(MAIN_ROW, classifier), results.row(DENSE, classifier)
     best, count = _best_without(results, classifier)
-    return _card(
+    return card(
         f"An oracle: {row.title} against dense, {classifier} classifier",
         f"{row.delta_dense:+.1f} points",
         ("Configuration", "Top-1, %", "Δ dense", "95 % of Δ"),
@@ -107,16 +108,16 @@ def _best_without(results: Results, classifier: str) -> tuple[Row, int]:
 
 def _deployable(rows: list[Measured], classifier: str) -> str:
     """Our own reducer at every cost that was measured, with the difference of ToMe at that cost."""
-    what = f"What you can deploy: {TITLES[OWN]}, {classifier} classifier"
+    what = f"What you can deploy: {title(OWN)}, {classifier} classifier"
     if (default := _default(rows)) is None:
         note = f"`{COMMAND}` adds accuracy, agreement and measured speed, and what merges into what in the viewer."
-        return _card(what, "not measured yet", (), (), note)
+        return card(what, "not measured yet", (), (), note)
     row, timing = default
     peers = {round(row.cost, 2): f"{row.delta_dense:+.1f}" for row, _ in rows if row.reducer == PEER}
-    return _card(
+    return card(
         what,
         f"{timing.speedup:.2f} times as fast, {row.delta_dense:+.1f} points",
-        ("Cost", "Speed-up", "Δ dense", "95 % of Δ", "Same, %", f"{TITLES[PEER]}, Δ"),
+        ("Cost", "Speed-up", "Δ dense", "95 % of Δ", "Same, %", f"{title(PEER)}, Δ"),
         [
             [
                 f"{row.cost:.2f}",
@@ -130,5 +131,5 @@ def _deployable(rows: list[Measured], classifier: str) -> str:
             if row.reducer == OWN
         ],
         f"It needs no label and no dense pass. The large numbers are those of cost {row.cost:.2f}, its default. Speed "
-        f"was measured, with batch {timing.batch}. Same: images with dense's Top-1. {TITLES[PEER]}: at the same cost.",
+        f"was measured, with batch {timing.batch}. Same: images with dense's Top-1. {title(PEER)}: at the same cost.",
     )

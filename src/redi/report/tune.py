@@ -13,7 +13,8 @@ from redi.report.sheets import Sheet, print_sheet
 def tune_sheet(tuned: Tuned) -> Sheet:
     """The table of all settings, with the recommended one in bold."""
     labelled = tuned.dense_accuracy is not None
-    columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "At most", "Needs", "KL")
+    distance = "Cosine" if tuned.dense_task else "KL"
+    columns = ("Cost", "Speed-up", *(("Top-1",) if labelled else ()), "Agree", "Drop", "At most", "Needs", distance)
     rows = []
     for point in tuned.points:
         low, median, high = point.speedup
@@ -21,13 +22,19 @@ def tune_sheet(tuned: Tuned) -> Sheet:
         top1 = [f"{point.accuracy:.1f}"] if labelled else []
         needs = "-" if point.needed is None else f"{point.needed:,}"
         numbers = [f"{point.agreement:.1f}", f"{point.drop:+.1f}", f"{point.drop_bound:+.2f}", needs]
-        rows.append([f"{point.cost:.3f}", speed, *top1, *numbers, f"{point.divergence:.3f}"])
+        value = point.cosine if tuned.dense_task else point.divergence
+        rows.append([f"{point.cost:.3f}", speed, *top1, *numbers, f"{value:.3f}"])
     notes = [
         f"Drop: points of {tuned.measure} lost, on {tuned.images} images that the schedule was not calibrated on. At "
         f"most: its upper bound with 95 % confidence, which decides ({tuned.allowed:g} allowed). Needs: the number of "
         "images for which the bound would be within that, if they were like these.",
         f"Speed-up: against dense, batch {tuned.config.batch}, median and quartiles.",
     ]
+    if tuned.dense_task:
+        notes.append(
+            "Agree: percent of the patches whose nearest patch among some of other images is the same as in the dense "
+            "model, per image and averaged over images. Cosine: of patches to those of the dense model."
+        )
     if labelled:
         notes.append(f"Dense: {tuned.dense_accuracy:.1f} % Top-1.")
     chosen = None if tuned.setting.outside else tuned.chosen
@@ -42,10 +49,12 @@ def verdict(tuned: Tuned) -> str:
     point, cost = tuned.points[tuned.chosen], tuned.setting.cost
     speed = f"{point.speedup.median:.2f} times as fast as dense"
     if tuned.setting.outside:
-        more = f" Some {point.needed:,} images to check on would be enough for it, at the same rate of changes."
+        more = ""
+        if point.needed:
+            more = f" Some {point.needed:,} images to check on would be enough for it, at the same rate of changes."
         return (
             f"Nothing is recommended. Outside the tolerance, but the best measured: cost {cost:g}, {speed}; "
-            f"{tuned.setting.outside}.{more if point.needed else ''}"
+            f"{tuned.setting.outside}.{more}"
         )
     more = ""
     if further := _next_cheaper(tuned, point):
@@ -81,15 +90,18 @@ def print_tuned(tuned: Tuned, console: Console | None = None) -> None:
     if shape == calibration.default:
         outcome = "no other shape is clearly better than the default"
     else:
+        distance = "1 - cosine to dense" if tuned.dense_task else "KL from dense"
         outcome = (
-            f"KL from dense on images that it was not calibrated on is {calibration.unseen[0]:.4f}, "
+            f"{distance} on images that it was not calibrated on is {calibration.unseen[0]:.4f}, "
             f"with the default shape {calibration.unseen[1]:.4f}"
         )
     console.print(
-        f"Schedule: blocks {shape.first + 1} to {shape.last}, power {shape.power:g}; "
+        f"Schedule: blocks {shape.first + 1} to {shape.last}, start {shape.start:g}, hold {shape.hold:g}; "
         f"{calibration.trials} trials at cost {calibration.cost:g}: {outcome}.",
         highlight=False,
     )
+    if tuned.steps is not None:
+        console.print(str(tuned.steps), highlight=False)
     console.print(verdict(tuned), style="bold", highlight=False)
 
 

@@ -27,7 +27,7 @@ from redi.runs.places import run_data
 #: The folder of the parts of unfinished passes, which have keys of their own.
 PARTS = "partial"
 #: Increased by one when a stage computes something new, so that old artefacts are made again.
-FORMAT = 2
+FORMAT = 3
 
 
 class Run:

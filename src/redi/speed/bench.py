@@ -22,7 +22,7 @@ from redi.runs.distributed import choose_device
 from redi.runs.environment import environment, threads
 from redi.runs.progress import say
 from redi.speed.measure import FEWEST_REPEATS, PRUNE, Clock, Group, measure, timing
-from redi.speed.paths import SIZES, TimedPath, random_backbone, timed_paths
+from redi.speed.paths import ACCELERATE, ACCELERATE_DENSE, SIZES, TimedPath, random_backbone, timed_paths
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ("eager", "compile")
@@ -37,7 +37,9 @@ class BenchConfig:
 
     backbone: str = ""  # Hub name or folder; empty means random weights of a size
     model_size: str = ""  # tiny, small or base
-    reducers: tuple[str, ...] = ()  # names in REDUCERS; dense is always there
+    head: bool = False  # whether random weights have a classification head
+    size: int = 0  # pixels of the input
+    reducers: tuple[str, ...] = ()  # names in REDUCERS, accelerate or accelerate-dense; dense is always there
     batch_sizes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()  # fp32, bf16
     modes: tuple[str, ...] = ()  # eager, compile
@@ -54,13 +56,16 @@ class BenchConfig:
         """The same configuration with all defaults filled in. An impossible choice raises :class:`ConfigError`."""
         if self.backbone and self.model_size:
             raise ConfigError("Give --backbone or --model-size, not both.")
-        few_reducers = (OPERATOR, PRUNE, *PROGRESSIVE)
+        if self.backbone and self.head:
+            raise ConfigError("--head is for random weights; a backbone has its own head or none.")
+        accelerated = (ACCELERATE, ACCELERATE_DENSE)
+        few_reducers = (*accelerated, OPERATOR, PRUNE, *PROGRESSIVE)
         batches = (*BATCHES, *MORE_BATCHES) if device.type == "cuda" else BATCHES
         size = "tiny" if self.quick else "base"
         plan = replace(
             self,
             model_size=self.model_size or ("" if self.backbone else size),
-            reducers=_once_each(self.reducers) or (few_reducers if self.quick else tuple(REDUCERS)),
+            reducers=_once_each(self.reducers) or (few_reducers if self.quick else (*accelerated, *REDUCERS)),
             batch_sizes=_once_each(self.batch_sizes) or ((1,) if self.quick else batches),
             dtypes=_once_each(self.dtypes) or (("fp32",) if self.quick else tuple(DTYPES)),
             modes=_once_each(self.modes) or (("eager",) if self.quick else MODES),
@@ -68,7 +73,7 @@ class BenchConfig:
         )
         if plan.model_size:
             _require_known("model size", (plan.model_size,), SIZES)
-        _require_known("reducer", plan.reducers, REDUCERS)
+        _require_known("reducer", plan.reducers, (*REDUCERS, *accelerated))
         _require_known("dtype", plan.dtypes, DTYPES)
         _require_known("mode", plan.modes, MODES)
         if not 0 <= plan.cost < 1:
@@ -105,7 +110,8 @@ def run_bench(
     device = choose_device(config.device)
     plan = config.resolved(device)
     unable = obstacle or (obstacle_here if backend == "inductor" else _precision_obstacle)
-    model = backbone or (load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.model_size))
+    model = backbone or (load_backbone(plan.backbone) if plan.backbone else random_backbone(plan.model_size, plan.head))
+    model = model.at_size(plan.size) if plan.size else model
     with threads(plan.threads):
         result = BenchResult([], _environment(plan, model, device), [])
         for dtype in plan.dtypes:

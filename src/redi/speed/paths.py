@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import DINOv3ViTConfig, DINOv3ViTModel
+from transformers import DINOv3ViTConfig, DINOv3ViTModel, ViTConfig, ViTForImageClassification
 
 from redi.attention import head_mean
 from redi.backbone import Backbone, Watch
@@ -16,12 +16,16 @@ from redi.backbone.families import FAMILIES
 from redi.budget import Budget
 from redi.errors import ConfigError
 from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing
+from redi.records.setting import Setting
 from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Reducer, Schedule
 from redi.rows import DENSE
 from redi.score import norm01
 from redi.vocabulary import N_WORDS
 
-#: (width, heads) of random ViTs in DINOv3's layout.
+#: The rows of what :func:`redi.accelerate` ships for each task: with the shortcut of the last block if the head allows
+#: it, or with the full grid restored.
+ACCELERATE, ACCELERATE_DENSE = "accelerate", "accelerate-dense"
+#: (width, heads) of random ViTs.
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 
 Pixels = Float[Tensor, "batch channels height width"]
@@ -46,23 +50,30 @@ class TimedPath:
         return f"{self.row} with scoring" if self.scoring else self.row
 
 
-def random_backbone(size: str) -> Backbone:
-    """A ViT with random weights, the same in every call: depth 12, patch 16, 224 px, 4 registers."""
+def random_backbone(size: str, head: bool = False) -> Backbone:
+    """A ViT with random weights, the same in every call: depth 12, patch 16, 224 px.
+
+    It has DINOv3's layout with 4 registers or, with a head, the layout of the first ViT.
+    """
     width, heads = SIZES[size]
-    config = DINOv3ViTConfig(
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=12,
-        num_attention_heads=heads,
-        num_register_tokens=4,
-        patch_size=16,
-        image_size=224,
-    )
+    settings: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 12,
+        "num_attention_heads": heads,
+        "patch_size": 16,
+        "image_size": 224,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = DINOv3ViTModel(config)
-    preprocessing = Preprocessing(256, 224, DEFAULT_MEAN, DEFAULT_STD)
-    return Backbone(model, FAMILIES["dinov3_vit"], None, preprocessing)
+        model: Any
+        if head:
+            settings["num_labels"] = 1000
+            family, model = FAMILIES["vit"], ViTForImageClassification(ViTConfig(**settings))
+        else:
+            family, model = FAMILIES["dinov3_vit"], DINOv3ViTModel(DINOv3ViTConfig(**settings, num_register_tokens=4))
+    own_head = family.heads[type(model).__name__] if head else None
+    return Backbone(model, family, own_head, Preprocessing(256, 224, DEFAULT_MEAN, DEFAULT_STD))
 
 
 def timed_paths(
@@ -76,6 +87,9 @@ def timed_paths(
     cost = cost or REDUCERS[OPERATOR].cost(own, on)
     paths = [dense_path(backbone)]
     for name in reducers:
+        if name in (ACCELERATE, ACCELERATE_DENSE):
+            paths.append(accelerated_path(backbone, cost, dense_task=name == ACCELERATE_DENSE))
+            continue
         reducer = _with_random_words(REDUCERS[name], backbone)
         try:
             extent = own if reducer.follows_budget else reducer.extent_for_cost(cost, on)
@@ -106,6 +120,30 @@ def reduced_path(backbone: Backbone, row: str, reducer: Reducer, extent: Extent,
         extent.schedule,
         reducer.loops,
     )
+
+
+def accelerated_path(backbone: Backbone, cost: float, dense_task: bool = False) -> TimedPath:
+    """The path of an accelerated model at its default setting, up to the final hidden states.
+
+    These are the prefix alone if the head reads nothing else, or the prefix and the full grid, restored by residual
+    unmerge.
+    """
+    on, row = backbone.geometry, ACCELERATE_DENSE if dense_task else ACCELERATE
+    prefix_only = not dense_task and backbone.head is not None and backbone.head.prefix_only
+    try:
+        setting = Setting(cost, task="dense" if dense_task else "classify")
+        extent, reducer = setting.extent(on, prefix_only), setting.reducer
+    except ConfigError as error:
+        return TimedPath(row, False, None, note=str(error))
+
+    def forward(pixels: Pixels, _scores: Scores) -> Tensor:
+        short = backbone.encode_progressively(
+            backbone.embed(pixels), reducer, extent.schedule, prefix_only=prefix_only, residual=not prefix_only
+        )
+        return short.hidden if prefix_only else short.full(backbone.prefix)
+
+    left = on.prefix + reducer.tokens_left(extent, on)
+    return TimedPath(row, False, forward, reducer.cost(extent, on, prefix_only), left, extent.schedule)
 
 
 def _with_random_words(reducer: Reducer, backbone: Backbone) -> Reducer:

@@ -16,7 +16,7 @@ from redi.rows import DENSE, SCORES, Variant
 from redi.runs.environment import environment
 from redi.runs.folder import Run
 from redi.stages.classifiers import classifier_names, native_classes
-from redi.stages.evaluate import prediction_key, prediction_name
+from redi.stages.evaluate import prediction_key, prediction_name, rounded_means
 from redi.stages.maps import ScoreMaps
 from redi.stages.score import DENSE_PASS
 from redi.statistics import agreement
@@ -51,16 +51,15 @@ def _read_row(run: Run, classifier: str, name: str) -> Row:
     notes = manifest["notes"]
     variant: Variant = build(Variant, notes["variant"])
     extent = variant.extent
-    one_shot = not variant.is_dense and not extent.schedule
     return Row(
         name=name,
         classifier=classifier,
         scorer=variant.score.name,
         label_source=variant.label_source,
         reducer=variant.reducer,
-        budget=extent.budget if one_shot else None,
+        budget=extent.budget if extent.is_budget and not variant.is_dense else None,
         after=extent.after,
-        schedule=list(extent.schedule),
+        schedule=rounded_means(stored["lengths"]) if "lengths" in stored else list(extent.schedule),
         corpus=variant.corpus if variant.score.term else None,
         tokens=notes["tokens"],
         cost=notes["cost"],

@@ -4,11 +4,12 @@ Dense rows come from the forward pass of the score stage. Reduced rows share one
 one reduction and one pass of the frozen blocks over the shorter sequence.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi.backbone import Backbone, Tokens
@@ -16,6 +17,8 @@ from redi.cost import Geometry
 from redi.evaluate import top5
 from redi.images.loader import Batch
 from redi.records import artifacts
+from redi.reduction import Adaptive, Progressive
+from redi.reduction.result import dropped_last, read_counted
 from redi.rows import DENSE_VARIANT, SCORES, Catalogue, Variant, paper_rows
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
@@ -133,12 +136,14 @@ def _predict_group(run: Run, maps: ScoreMaps, catalogue: Catalogue, jobs: Sequen
         rows = {"labels": batch.labels}
         for job, stored in zip(jobs, scores, strict=True):
             batch_scores = None if stored is None else stored[at].to(run.device)
-            hidden = forward(backbone, catalogue, job.variant, batch_scores, begun)
+            final = forward(backbone, catalogue, job.variant, batch_scores, begun)
             for classifier in job.classifiers:
-                logits = maps.classifier(classifier).logits(hidden).cpu()
+                logits = final.read(maps.classifier(classifier).logits, backbone.prefix).cpu()
                 prefix = prediction_name(classifier, job.variant.name(run.config.budget))
                 for field, tensor in _record(logits, dense[classifier][at]).items():
                     rows[f"{prefix}/{field}"] = tensor
+                if final.lengths is not None:
+                    rows[f"{prefix}/lengths"] = final.lengths.cpu()
         return rows
 
     keys = {row: key for row, (_, key) in predictions(run, maps, [job.variant for job in jobs], catalogue).items()}
@@ -167,10 +172,25 @@ def _title(run: Run, catalogue: Catalogue, jobs: Sequence[_Job]) -> str:
     return f"evaluate {first.title} at cost {cost:.2f}{others}"
 
 
+class Final(NamedTuple):
+    """The final sequence of a reduced variant, before the final norm.
+
+    A reducer that works block by block is read as an accelerated model is: on the full grid, restored by residual
+    unmerge (copies, if lengths differ by image). A one-shot reducer is read as in the paper: on its tokens.
+    """
+
+    hidden: Tensor
+    counted: Tensor | None = None  # the patches of each image that were not dropped, if some were
+    lengths: Tensor | None = None  # patch tokens after each block, if they differ by image
+
+    def read(self, readout: Callable[[Tensor], Tensor], prefix: int) -> Tensor:
+        return read_counted(readout, self.hidden, prefix, self.counted)
+
+
 def forward(
     backbone: Backbone, catalogue: Catalogue, variant: Variant, scores: Tensor | None, begun: dict[int, Tokens]
-) -> Tensor:
-    """The final sequence of a reduced variant, before the final norm.
+) -> Final:
+    """Run a reduced variant.
 
     ``begun`` maps numbers of blocks to the dense tokens after them. It starts with block 0 and grows, so that variants
     that reduce after the same block share the dense blocks before it.
@@ -179,7 +199,13 @@ def forward(
     if after not in begun:
         begun[after] = begun[0].advanced(backbone.encode(begun[0], stop=after))
     reducer = catalogue.reducers[variant.reducer]
-    return reducer.apply(backbone, begun[after], variant.extent, scores)
+    if isinstance(reducer, Adaptive):
+        varied = reducer.shorten(backbone, begun[after], variant.extent, scores)
+        return Final(*dropped_last(varied.full(backbone.prefix), varied.source, backbone.prefix), varied.lengths)
+    if isinstance(reducer, Progressive):
+        short = backbone.encode_progressively(begun[after], reducer, variant.extent.schedule, scores, residual=True)
+        return Final(*dropped_last(short.full(backbone.prefix), short.source, backbone.prefix))
+    return Final(reducer.apply(backbone, begun[after], variant.extent, scores))
 
 
 def _save_dense(run: Run, maps: ScoreMaps, classifier: str) -> None:
@@ -198,8 +224,16 @@ def _record(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
 def _save(
     run: Run, maps: ScoreMaps, catalogue: Catalogue, classifier: str, variant: Variant, record: Mapping[str, Tensor]
 ) -> None:
-    """Save predictions, with labels in the classifier's own numbering, which Top-5 uses too."""
-    tokens, cost = tokens_and_cost(run.backbone.geometry, catalogue, variant)
+    """Save predictions, with labels in the classifier's own numbering, which Top-5 uses too.
+
+    The cost of an adaptive reducer is the mean over these images, not over those that its strength was found on.
+    """
+    on = run.backbone.geometry
+    if "lengths" in record:
+        tokens = on.prefix + rounded_means(record["lengths"])[-1]
+        cost = image_costs(on, catalogue, variant, record["lengths"]).mean().item()
+    else:
+        tokens, cost = tokens_and_cost(on, catalogue, variant)
     labels = maps.classifier(classifier).own_labels(record["labels"])
     run.save(
         prediction_name(classifier, variant.name(run.config.budget)),
@@ -217,6 +251,20 @@ def tokens_and_cost(on: Geometry, catalogue: Catalogue, variant: Variant) -> tup
         return on.prefix + on.patches, 1.0
     reducer = catalogue.reducers[variant.reducer]
     return on.prefix + reducer.tokens_left(variant.extent, on), reducer.cost(variant.extent, on)
+
+
+def image_costs(
+    on: Geometry, catalogue: Catalogue, variant: Variant, lengths: Int[Tensor, "images depth"]
+) -> Float[Tensor, " images"]:
+    """The cost of each image in an adaptive variant, from its patch tokens after each block."""
+    reducer = catalogue.reducers[variant.reducer]
+    assert isinstance(reducer, Adaptive)
+    return reducer.image_costs(lengths, variant.extent.strength or 0.0, on)
+
+
+def rounded_means(lengths: Int[Tensor, "images depth"]) -> list[int]:
+    """Mean patch tokens after each block, rounded."""
+    return [round(mean) for mean in lengths.double().mean(dim=0).tolist()]
 
 
 def _forwards(run: Run, catalogue: Catalogue, variants: Iterable[Variant]) -> float:

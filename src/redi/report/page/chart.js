@@ -74,7 +74,7 @@ function chart(place, { series, x, y, level, label }) {
     }
     series.forEach((line, number) => {
       if (hidden.has(number)) return;
-      const colour = PALETTE[number % PALETTE.length];
+      const colour = PALETTE[(line.hue ?? number) % PALETTE.length];
       if (!line.dots) {
         const path = line.points.map((p, k) => `${k ? "L" : "M"}${across.place(p.x).toFixed(1)} ${up.place(p.y).toFixed(1)}`);
         root.append(svg("path", { d: path.join(""), fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASHES[line.style ?? "solid"] }));
@@ -110,7 +110,7 @@ function chart(place, { series, x, y, level, label }) {
 
   const legend = make("div", { className: "legend" });
   series.forEach((line, number) => {
-    const colour = PALETTE[number % PALETTE.length];
+    const colour = PALETTE[(line.hue ?? number) % PALETTE.length];
     const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" },
       line.dots
         ? svg("circle", { cx: 13, cy: 5, r: 3, fill: colour })

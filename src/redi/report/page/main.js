@@ -1,12 +1,4 @@
 // Start everything, draw the charts, follow links into the page.
-function startTheme() {
-  const root = document.documentElement;
-  element("theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-  });
-}
-
 function drawCharts() {
   const { blocks, frequency, mass } = data.figure2;
   chart(element("frequency-chart"), {

@@ -1,0 +1,58 @@
+"""Every experiment still runs, on two images and a small model."""
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from redi.deploy import Setting
+from redi.reduction import PROGRESSIVE
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+EXPERIMENTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "common.py")
+
+
+#: Options that make an experiment short.
+SHORT = {
+    "schedules.py": ["--costs", "0.75", "--shapes", "default", "hold=0.5"],
+    "second_look.py": ["--costs", "0.75", "--shares", "0.1", "--batches", "1"],
+    "step_variants.py": ["--cost", "0.75"],
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_prints_its_table(
+    name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An experiment that takes no images, such as one on speed, only shows its help."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    if "--images" in capsys.readouterr().out:
+        options = ["--backbone", str(small_data / "head"), "--images", str(small_data / "val"), "--limit", "2"]
+        monkeypatch.setattr(sys, "argv", [name, *options, *SHORT.get(name, [])])
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+        assert "|---" in capsys.readouterr().out
+
+
+def test_a_dense_row_differs_from_dense_in_nothing(small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the given number of images of even classes, with a head and without one."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    common = importlib.import_module("common")
+    for backbone in ("head", "backbone"):
+        ground = common.development(small_data / backbone, str(small_data / "val"), limit=3)
+        dense, short = ground.row("dense", Setting(1.0)), ground.row("short", PROGRESSIVE["tome"], 0.6)
+        assert dense.kl[0] == pytest.approx(0, abs=1e-6)
+        assert dense.agreement == 100
+        assert len(dense.divergence) == 3
+        assert short.kl[0] > 1e-6
+        assert short.cost == pytest.approx(0.6, abs=0.02)
+
+
+def test_every_experiment_has_a_line_in_the_readme() -> None:
+    lines = (FOLDER / "README.md").read_text()
+    assert EXPERIMENTS
+    assert [name for name in EXPERIMENTS if f"| `{name}` |" not in lines] == []
