@@ -1,7 +1,7 @@
 """What a dense task loses when tokens are merged.
 
 A linear classifier of patches is trained on dense tokens. It then reads tokens that were merged on the
-way and spread back onto the full grid.
+way and restored to the full grid, by residual unmerge or as copies of their token.
 
     python benchmarks/dense_outputs.py --backbone facebook/dinov2-small
 
@@ -19,11 +19,12 @@ from torch import Tensor
 from redi.backbone import Backbone, load_backbone
 from redi.demo.coverage import object_share
 from redi.demo.generator import CLASSES, sample
+from redi.errors import ConfigError
 from redi.probe import LinearProbe
 from redi.reduction import PROGRESSIVE, Progressive, Schedule
-from redi.reduction.result import take
+from redi.reduction.titles import title
 
-ROWS = ("protected", "tome-early", "tome", "pitome")
+ROWS = ("protected-dense", "protected", "tome", "pitome-released", "algm", "cubist")
 COSTS = (0.55, 0.65, 0.75)
 TRAIN_SEED, TEST_SEED = 11, 12
 BATCH = 32
@@ -42,19 +43,20 @@ def pictures(backbone: Backbone, seed: int, count: int) -> tuple[Tensor, Tensor]
     return torch.stack(pixels), torch.stack(labels)
 
 
-def patch_tokens(backbone: Backbone, pixels: Tensor, reducer: Progressive | None, schedule: Schedule) -> Tensor:
-    """Normed patch tokens on the full grid."""
-    pieces = []
+def dense_tokens(backbone: Backbone, pixels: Tensor) -> Tensor:
+    """Normed patch tokens of the dense model."""
+    pieces = [backbone.final_norm(backbone.encode(backbone.embed(some))) for some in pixels.split(BATCH)]
+    return torch.cat(pieces)[:, backbone.prefix :]
+
+
+def restored_tokens(backbone: Backbone, pixels: Tensor, reducer: Progressive, schedule: Schedule) -> dict[str, Tensor]:
+    """Normed patch tokens on the full grid, by the way they were restored."""
+    pieces: dict[str, list[Tensor]] = {"residual": [], "copy": []}
     for some in pixels.split(BATCH):
-        tokens = backbone.embed(some)
-        if reducer is None:
-            normed = backbone.final_norm(backbone.encode(tokens))[:, backbone.prefix :]
-        else:
-            short = backbone.encode_progressively(tokens, reducer, schedule)
-            normed = backbone.final_norm(short.hidden)[:, backbone.prefix :]
-            normed = take(normed, short.source)
-        pieces.append(normed)
-    return torch.cat(pieces)
+        short = backbone.encode_progressively(backbone.embed(some), reducer, schedule, residual=True)
+        for name, one in (("residual", short), ("copy", short._replace(unmerge=None))):
+            pieces[name].append(backbone.final_norm(one.full(backbone.prefix))[:, backbone.prefix :])
+    return {name: torch.cat(some) for name, some in pieces.items()}
 
 
 def scores(probe: LinearProbe, tokens: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -79,20 +81,28 @@ def main() -> None:
     on = backbone.geometry
     pixels, labels = pictures(backbone, TRAIN_SEED, asked.train)
     probe = LinearProbe(len(CLASSES) + 1)
-    probe.fit(patch_tokens(backbone, pixels, None, ()).flatten(0, 1), labels.flatten())
+    probe.fit(dense_tokens(backbone, pixels).flatten(0, 1), labels.flatten())
     pixels, labels = pictures(backbone, TEST_SEED, asked.test)
-    dense = scores(probe, patch_tokens(backbone, pixels, None, ()), labels)
+    dense = dense_tokens(backbone, pixels)
+    right, union = scores(probe, dense, labels)
     print(f"{asked.test} pictures, {100 * (labels > 0).float().mean():.0f} % of patches on objects")
-    print("| row | cost | patches right | mean IoU |\n|---|---|---|---|")
-    print(f"| dense | 1.000 | {dense[0]:.1f} | {dense[1]:.1f} |")
+    print("| row | restore | cost | patches right | mean IoU | agree | cosine |\n" + "|---" * 7 + "|")
+    print(f"| dense |  | 1.000 | {right:.1f} | {union:.1f} | 100 | 1 |")
     for cost in COSTS:
         for name in ROWS:
             reducer = PROGRESSIVE[name]
-            extent = reducer.extent_for_cost(cost, on)
-            tokens = patch_tokens(backbone, pixels, reducer, extent.schedule)
-            right, union = scores(probe, tokens, labels)
-            spent = reducer.cost(extent, on)
-            print(f"| {name} | {spent:.3f} | {right:.1f} | {union:.1f} |", flush=True)
+            try:
+                extent = reducer.extent_for_cost(cost, on)
+            except ConfigError as error:
+                print(f"| {title(name)} at {cost:g} | {error} | | | | | |", flush=True)
+                continue
+            for restore, tokens in restored_tokens(backbone, pixels, reducer, extent.schedule).items():
+                right, union = scores(probe, tokens, labels)
+                same = probe.logits(tokens).argmax(dim=-1) == probe.logits(dense).argmax(dim=-1)
+                agree, cosine = 100 * same.float().mean(), torch.cosine_similarity(tokens, dense, dim=-1).mean()
+                spent = f"{reducer.cost(extent, on):.3f}"
+                cells = f"{spent} | {right:.1f} | {union:.1f} | {agree:.2f} | {cosine:.4f}"
+                print(f"| {title(name)} | {restore} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

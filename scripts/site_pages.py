@@ -20,6 +20,7 @@ DOCUMENTS = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "benchmarks/README.md": "benchmarks.md",
+    "experiments/README.md": "experiments.md",
 }
 PLACES = {page: document for document, page in DOCUMENTS.items()}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
