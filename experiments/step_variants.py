@@ -39,7 +39,7 @@ class Variant:
     def __call__(self, inside: Inside, count: int) -> Reduction:
         states, n = inside.patches, inside.patches.shape[1]
         size = inside.sizes / inside.sizes.sum(dim=1, keepdim=True)
-        relevance = _largest_head(inside) if self.largest_head else inside.cls_attention
+        relevance = _largest_head(inside) if self.largest_head else inside.attention
         relevance = relevance / relevance.sum(dim=1, keepdim=True)
         relevance = ((1 - self.mixed) * relevance + self.mixed * size).clamp(min=LEAST)
         distances = self._distances(states, inside.block)

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
     DeiTConfig,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -19,6 +22,10 @@ from transformers import (
     DINOv3ViTModel,
     PreTrainedConfig,
     PreTrainedModel,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     ViTConfig,
     ViTForImageClassification,
     ViTMAEConfig,
@@ -76,6 +83,10 @@ _TRANSFORMERS = {
     "deit_head": Small(DeiTForImageClassification, DeiTConfig, {**_MLP, **_LABELS}),
     "deit_distilled": Small(DeiTForImageClassificationWithTeacher, DeiTConfig, {**_MLP, **_LABELS}),
     "mae": Small(ViTMAEForPreTraining, ViTMAEConfig, {**_MLP, **_DECODER}),
+    "clip": Small(CLIPVisionModel, CLIPVisionConfig, _MLP),
+    "clip_projection": Small(CLIPVisionModelWithProjection, CLIPVisionConfig, {**_MLP, "projection_dim": 24}),
+    "siglip": Small(SiglipVisionModel, SiglipVisionConfig, _MLP),
+    "siglip2": Small(Siglip2VisionModel, Siglip2VisionConfig, {**_MLP, "num_patches": 36}),
 }
 
 CHECKPOINTS = (*_TRANSFORMERS, *TIMM_CHECKPOINTS)
@@ -125,4 +136,35 @@ def save_model(model: Any, folder: Path) -> Path:
 
 def encoder_of(model: Any) -> Any:
     """The part that ends with the final norm. (DINOv3 calls its stack of blocks the base model.)"""
-    return model if isinstance(model, DINOv3ViTModel) else model.base_model
+    if isinstance(model, CLIPVisionModelWithProjection):
+        return model.vision_model
+    own = (DINOv3ViTModel, CLIPVisionModel, SiglipVisionModel, Siglip2VisionModel)
+    return model if isinstance(model, own) else model.base_model
+
+
+def inputs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """The arguments by which a model of transformers takes normalised pixels of any size."""
+    config = encoder_of(model).config
+    if isinstance(model, Siglip2VisionModel):
+        patch = config.patch_size
+        images = [_in_patches(image, patch) for image in pixels]
+        shape = [pixels.shape[2] // patch, pixels.shape[3] // patch]
+        return {
+            "pixel_values": torch.stack(images),
+            "pixel_attention_mask": torch.ones(len(pixels), shape[0] * shape[1], dtype=torch.int64),
+            "spatial_shapes": torch.tensor([shape] * len(pixels)),
+        }
+    inputs: dict[str, Any] = {"pixel_values": pixels}
+    if config.model_type in ("vit", "deit", "clip_vision_model", "siglip_vision_model"):
+        inputs["interpolate_pos_encoding"] = True
+    return inputs
+
+
+def _in_patches(image: Tensor, patch: int) -> Tensor:
+    """One row per patch, in raster order, with the channels last: what SigLIP 2 takes. One patch at a time."""
+    rows = [
+        image[:, top : top + patch, left : left + patch].permute(1, 2, 0).flatten()
+        for top in range(0, image.shape[1], patch)
+        for left in range(0, image.shape[2], patch)
+    ]
+    return torch.stack(rows)

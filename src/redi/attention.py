@@ -38,7 +38,7 @@ def cls_rows(attention: Attention) -> Float[Tensor, "batch heads tokens"]:
 
 def incoming_mass(attention: Attention, prefix: int) -> PatchMap:
     """Eq. attentionmassraw: a_i = 1/(HT) sum_h sum_q A[h, q, j(i)], then N."""
-    _check(attention, prefix)
+    _check(attention, prefix, needs_cls=False)
     return minmax(mass_of(head_mean(attention), prefix))
 
 
@@ -113,6 +113,7 @@ class AttentionScore:
     #: (head means of the blocks, CLS rows of the last block, prefix) -> map before N
     raw: Callable[[Sequence[Tensor], Tensor, int], PatchMap]
     every_block: bool = False  # whether it reads all blocks, not only the last one
+    needs_cls: bool = True  # whether it reads the row of the CLS token
 
     def map(self, means: Sequence[Tensor], rows: Tensor, prefix: int) -> PatchMap:
         return minmax(self.raw(means, rows, prefix))
@@ -121,7 +122,9 @@ class AttentionScore:
 #: The attention scores by name, in the order of the paper's Table 2. Every score in this table is computed in each
 #: dense pass, multiplied with TF-IDF, evaluated and reported.
 ATTENTION_SCORES: dict[str, AttentionScore] = {
-    "mass": AttentionScore("Incoming mass", "mass", lambda means, rows, prefix: mass_of(means[-1], prefix)),
+    "mass": AttentionScore(
+        "Incoming mass", "mass", lambda means, rows, prefix: mass_of(means[-1], prefix), needs_cls=False
+    ),
     "rollout": AttentionScore(
         "Rollout", "rollout", lambda means, rows, prefix: rollout_of(means, prefix), every_block=True
     ),
@@ -130,11 +133,18 @@ ATTENTION_SCORES: dict[str, AttentionScore] = {
 }
 
 
-def _check(attention: Tensor, prefix: int, axes: str = FULL) -> None:
+def scores_of(has_cls: bool) -> list[str]:
+    """Names of the attention scores that a backbone has: without a CLS token, only those that do not read it."""
+    return [name for name, score in ATTENTION_SCORES.items() if has_cls or not score.needs_cls]
+
+
+def _check(attention: Tensor, prefix: int, axes: str = FULL, needs_cls: bool = True) -> None:
     require_axes(attention, axes, "Attention")
     require_float(attention, "Attention")
     queries, keys = attention.shape[-2:]
     if queries != keys:
         raise InvalidInput(f"Attention must be square, but has {queries} rows and {keys} columns.")
-    if not 1 <= prefix < keys:
-        raise InvalidInput(f"prefix counts the tokens before the patches, so it must be 1 to {keys - 1}, not {prefix}.")
+    if prefix == 0 and needs_cls:
+        raise InvalidInput("This score reads the CLS token, and there is none (prefix 0): use incoming mass.")
+    if not 0 <= prefix < keys:
+        raise InvalidInput(f"prefix counts the tokens before the patches, so it must be 0 to {keys - 1}, not {prefix}.")

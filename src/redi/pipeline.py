@@ -25,7 +25,6 @@ from redi.errors import ArtifactError, CorpusError, ImageError, printable
 from redi.images.labelled import describe_left_out
 from redi.records.outputs import require_own
 from redi.records.results import FILE, Results, read_results, write_results
-from redi.rows import SCORES
 from redi.runs.config import RunConfig
 from redi.runs.distributed import choose_device, join_ranks
 from redi.runs.folder import Run, lock, require_writable
@@ -182,7 +181,7 @@ def _disk(run: Run) -> int:
     """
     geometry, images = run.backbone.geometry, len(run.validation.labels)
     features = 4 * geometry.width * (len(run.training.labels) + images)
-    maps = images * geometry.patches * (2 * (len(SCORES) + N_VIEWS + 1) + 4 * len(score.FACTORS))
+    maps = images * geometry.patches * (2 * (len(run.scores) + N_VIEWS + 1) + 4 * len(score.factors(run)))
     logits = 4 * len(run.backbone.class_names or []) * images
     cache = feature_cache(run)
     return 2 * (features + maps + logits) + (cache.bytes if cache else 0)

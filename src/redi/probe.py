@@ -15,18 +15,22 @@ from redi.checks import require_axes, require_finite, require_float, require_ran
 from redi.errors import CorpusError, InvalidInput
 
 
-def image_feature(normed: Float[Tensor, "batch tokens dim"], prefix: int) -> Float[Tensor, "batch dim"]:
+def image_feature(
+    normed: Float[Tensor, "batch tokens dim"], prefix: int, has_cls: bool = True
+) -> Float[Tensor, "batch dim"]:
     """Sec. "Problem setting": the unit mean of the unit CLS token and the unit patch mean.
 
     ``normed`` is the sequence after the final norm, or before it with ``--features prenorm``. Tokens 1 .. prefix-1
     (registers, distillation) are left out. The patch mean is unweighted: over 196 tokens (dense) or 102 (the
-    paper's).
+    paper's). A backbone without a CLS token, which the paper does not have, gives the unit patch mean alone.
     """
     require_axes(normed, "batch tokens dim", "The final tokens")
-    if not 1 <= prefix < normed.shape[1]:
-        raise InvalidInput(f"prefix must be 1 to {normed.shape[1] - 1}, not {prefix}.")
-    cls = normalize(normed[:, 0], dim=-1)
+    if not has_cls <= prefix < normed.shape[1]:
+        raise InvalidInput(f"prefix must be {int(has_cls)} to {normed.shape[1] - 1}, not {prefix}.")
     patch_mean = normalize(normed[:, prefix:].mean(dim=1), dim=-1)
+    if not has_cls:
+        return patch_mean
+    cls = normalize(normed[:, 0], dim=-1)
     return normalize((cls + patch_mean) / 2, dim=-1)
 
 

@@ -4,7 +4,7 @@ The paper's rows have short names (``redi_mass``); other names say what differs.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -83,13 +83,16 @@ class Score:
 
 NO_SCORE = Score()
 
-#: The paper's scores in the order of its tables, after the random control.
-PAPER_SCORES = (
-    Score(local=RANDOM),
-    Score(term="tfidf"),
-    *(Score(local=name) for name in ATTENTION_SCORES),
-    *(Score("tfidf", name) for name in ATTENTION_SCORES),
-)
+
+def paper_scores(attention: Iterable[str]) -> tuple[Score, ...]:
+    """The paper's scores in the order of its tables, after the random control, for the given attention scores."""
+    names = list(attention)
+    alone, products = (Score(local=name) for name in names), (Score("tfidf", name) for name in names)
+    return Score(local=RANDOM), Score(term="tfidf"), *alone, *products
+
+
+#: All of them, for a backbone with a CLS token.
+PAPER_SCORES = paper_scores(ATTENTION_SCORES)
 #: Names of the reduced rows of the paper's tables, in the order of results.json.
 SCORES = tuple(score.name for score in PAPER_SCORES)
 PRODUCTS = tuple(score.name for score in PAPER_SCORES if score.is_product)
@@ -205,10 +208,11 @@ def marked_title(score: Score, label_source: str) -> str:
 DENSE_VARIANT = Variant(reducer="")
 
 
-def paper_rows(budget: Budget) -> dict[str, Variant]:
-    """The reduced rows of Tables 1 and 2 by name."""
+def paper_rows(budget: Budget, attention: Iterable[str] = ATTENTION_SCORES) -> dict[str, Variant]:
+    """The reduced rows of Tables 1 and 2 by name, for the given attention scores."""
     return {
-        score.name: Variant(score, TRUE_CLASS if score.term else "", extent=Extent(budget)) for score in PAPER_SCORES
+        score.name: Variant(score, TRUE_CLASS if score.term else "", extent=Extent(budget))
+        for score in paper_scores(attention)
     }
 
 
@@ -219,6 +223,7 @@ class Catalogue:
     scorers: Mapping[str, Any] = field(default_factory=lambda: SCORERS)
     reducers: Mapping[str, Reducer] = field(default_factory=lambda: REDUCERS)
     digests: Mapping[str, str] = field(default_factory=dict)  # of the user's files, by name
+    has_cls: bool = True  # whether the backbone has a CLS token, which some scores read
 
     def check(self, variant: Variant) -> Variant:
         """Return the variant; a :class:`ConfigError` if a name is unknown or the combination is impossible."""
@@ -235,6 +240,8 @@ class Catalogue:
                     "for a product."
                 )
             attention = ATTENTION_SCORES.get(score.local)
+            if attention and attention.needs_cls and not self.has_cls:
+                raise ConfigError(f"{score.local} reads the CLS token, and this backbone has none: use e.g. mass.")
             if attention and attention.every_block and score.block is not None:
                 raise ConfigError(f"{score.local} reads every block, so it takes no @block: remove @{score.block}.")
         if self.needs_words(variant) and variant.extent.after:

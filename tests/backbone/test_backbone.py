@@ -11,9 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel, ViTMAEForPreTraining
 
-from families import encoder_of, make_model, save_checkpoint
+from families import encoder_of, inputs_of, make_model, save_checkpoint
 from redi.attention import cls_max, cls_mean, incoming_mass, rollout
 from redi.backbone import AttentionScores, Backbone, Watch, load_backbone
+from redi.backbone.families import FAMILIES
 from redi.errors import BackboneError, InvalidInput
 from redi.reduction import Budget, Reduction, reduce
 from timm_families import timm_attentions
@@ -36,14 +37,19 @@ def reference_outputs(name: str, pixels: Tensor) -> tuple[Tensor, Tensor | None,
         patches = (pixels.shape[2] // 8) * (pixels.shape[3] // 8)
         options["noise"] = torch.arange(patches).float().expand(len(pixels), -1)
     with torch.no_grad():
-        output = encoder(pixels, output_attentions=True, **options)
+        output = encoder(**inputs_of(model, pixels), output_attentions=True, **options)
         logits = None if isinstance(model, ViTMAEForPreTraining) else _logits(model, pixels)
     return output.last_hidden_state, logits, list(output.attentions)
 
 
 def _logits(model: PreTrainedModel, pixels: Tensor) -> Tensor | None:
-    output: Any = model(pixels)
+    output: Any = model(**inputs_of(model, pixels))
     return getattr(output, "logits", None)
+
+
+def as_output(backbone: Backbone, hidden: Tensor) -> Tensor:
+    """The library's ``last_hidden_state``, which CLIP does not norm."""
+    return hidden if backbone.family is FAMILIES["clip_vision_model"] else backbone.final_norm(hidden)
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def test_dense_path_equals_the_library(name: str, backbone: Backbone, pixels: Te
     assert tokens.grid == (6, 6)
     assert tokens.patches.shape[1] == 36
     hidden = backbone.encode(tokens)
-    torch.testing.assert_close(backbone.final_norm(hidden), normed, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(as_output(backbone, hidden), normed, atol=1e-5, rtol=1e-5)
     if logits is None:
         assert backbone.class_names is None
         with pytest.raises(BackboneError, match="no classifier of its own"):
@@ -85,25 +91,28 @@ def test_keeping_everything_gives_the_dense_output(backbone: Backbone, pixels: T
 
 def test_captured_statistics_equal_full_eager_attention(name: str, backbone: Backbone, pixels: Tensor) -> None:
     _, _, attentions = reference_outputs(name, pixels)
-    scores = AttentionScores(backbone.depth, backbone.prefix)
+    scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
     backbone.encode(backbone.embed(pixels), watch=scores.watches)
-    for captured, attention in zip(scores.means.values(), attentions, strict=True):
-        torch.testing.assert_close(captured, attention.mean(1), atol=1e-6, rtol=0)
+    for block in scores.means.blocks:
+        torch.testing.assert_close(scores.means.value(block), attentions[block].mean(1), atol=1e-6, rtol=0)
     torch.testing.assert_close(scores.rows.value(2), attentions[-1][:, :, 0], atol=1e-6, rtol=0)
     maps = scores.maps()
     prefix = backbone.prefix
     last = attentions[-1]
     # Normalised maps divide by the range of raw values, about 1e-2: 1e-6 becomes 1e-4.
     torch.testing.assert_close(maps["mass"], incoming_mass(last, prefix), atol=1e-4, rtol=0)
+    assert all(values.shape == (3, 36) for values in maps.values())
+    if not backbone.has_cls:
+        assert list(maps) == ["mass"]
+        return
     torch.testing.assert_close(maps["cls_mean"], cls_mean(last, prefix), atol=1e-4, rtol=0)
     torch.testing.assert_close(maps["cls_max"], cls_max(last, prefix), atol=1e-4, rtol=0)
     torch.testing.assert_close(maps["rollout"], rollout(attentions, prefix), atol=1e-4, rtol=0)
-    assert all(values.shape == (3, 36) for values in maps.values())
 
 
 def test_watching_does_not_change_the_output(backbone: Backbone, pixels: Tensor) -> None:
     tokens = backbone.embed(pixels)
-    scores = AttentionScores(backbone.depth, backbone.prefix)
+    scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
     watched = backbone.encode(tokens, watch=scores.watches)
     torch.testing.assert_close(watched, backbone.encode(tokens), atol=1e-5, rtol=1e-5)
 
@@ -218,10 +227,10 @@ def test_other_patch_sizes_larger_inputs_and_grids(
     pixels = torch.randn(2, 3, grid[0] * patch, grid[1] * patch)
     tokens = backbone.embed(pixels)
     assert tokens.grid == grid
-    scores = AttentionScores(backbone.depth, backbone.prefix)
+    scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
     hidden = backbone.encode(tokens, watch=scores.watches)
     if name != "mae":  # transformers' MAE model masks
-        normed = backbone.final_norm(hidden)
+        normed = as_output(backbone, hidden)
         expected = library_forward(name, patch, pixels)
         torch.testing.assert_close(normed, expected, atol=1e-4, rtol=1e-4)
     mass = scores.maps()["mass"]
@@ -240,9 +249,7 @@ def library_forward(name: str, patch: int, pixels: Tensor) -> Tensor:
     if name.startswith("timm_"):
         features: Tensor = model.forward_features(pixels)
         return features
-    learned = name.startswith(("vit", "deit"))
-    options = {"interpolate_pos_encoding": True} if learned else {}
-    output: Tensor = encoder_of(model)(pixels, **options).last_hidden_state
+    output: Tensor = encoder_of(model)(**inputs_of(model, pixels)).last_hidden_state
     return output
 
 
@@ -257,7 +264,6 @@ def test_the_papers_geometry_gives_201_and_107_tokens() -> None:
     """A DINOv3 of patch 16 on 224 px, at the smallest width its RoPE allows."""
     from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-    from redi.backbone.families import FAMILIES
     from redi.images import Preprocessing
 
     config = DINOv3ViTConfig(

@@ -334,7 +334,7 @@ def test_a_merged_token_turns_by_the_position_of_its_most_relevant_member(
     model = accelerate(models["dinov3"], setting=Setting(0.7, Shape(0, 3, 0.0, 0.3)))
     insides: list[Inside] = []
     ropes: list[tuple[Reduction, Any]] = []
-    reduced, cls_attention = Tokens.reduced, Inside.cls_attention.fget  # type: ignore[attr-defined]
+    reduced, cls_attention = Tokens.reduced, Inside.attention.fget  # type: ignore[attr-defined]
 
     def watched(inside: Inside) -> Tensor:
         insides.append(inside)
@@ -347,7 +347,7 @@ def test_a_merged_token_turns_by_the_position_of_its_most_relevant_member(
         return shorter
 
     monkeypatch.setattr(Tokens, "reduced", spy)
-    monkeypatch.setattr(Inside, "cls_attention", property(watched))
+    monkeypatch.setattr(Inside, "attention", property(watched))
     pixels = images()
     model(pixels)
     cos, sin = models["dinov3"].rope_embeddings(pixels)

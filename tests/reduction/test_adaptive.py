@@ -20,7 +20,7 @@ from redi.reduction.result import take
 
 def drop_weak(inside: Inside, threshold: float) -> Reduction:
     """Drop every token to which CLS attends less than a share of the mean, but never all of them."""
-    real, attention = inside.sizes > 0, inside.cls_attention
+    real, attention = inside.sizes > 0, inside.attention
     kept = real & (attention >= threshold * attention.sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True))
     index, place = compacted(kept)
     return Reduction(take(inside.patches, index), index, torch.where(kept, place, DROPPED))

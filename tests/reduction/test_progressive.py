@@ -183,7 +183,7 @@ def test_evit_by_hand() -> None:
         bias=None,
         scale=1.0,
     )
-    torch.testing.assert_close(inside.cls_attention, torch.tensor([[0.1, 0.5, 0.2, 0.1]]))
+    torch.testing.assert_close(inside.attention, torch.tensor([[0.1, 0.5, 0.2, 0.1]]))
     result = evit(inside, 2)
     assert result.positions.tolist() == [[1, 2]], "the best of the rest lends its position"
     assert result.source.tolist() == [[1, 0, 1, 1]]
@@ -300,13 +300,13 @@ def test_cls_attention_is_the_softmax_with_log_sizes(prefix: int) -> None:
     inside = make_inside(9, prefix)
     for given in (inside, replace(inside, bias=None)):
         for image in range(3):
-            torch.testing.assert_close(given.cls_attention[image], torch.tensor(naive_cls_attention(given, image)))
+            torch.testing.assert_close(given.attention[image], torch.tensor(naive_cls_attention(given, image)))
 
 
 def test_given_scores_replace_the_attention_as_shares_of_their_sum() -> None:
     inside = make_inside(9, 1)
-    assert torch.equal(inside.relevance, inside.cls_attention)
-    assert torch.equal(inside.weights(inside.relevance), inside.cls_attention)
+    assert torch.equal(inside.relevance, inside.attention)
+    assert torch.equal(inside.weights(inside.relevance), inside.attention)
     scores = 5 * torch.rand(3, 9)
     scored = replace(inside, scores=scores)
     assert torch.equal(scored.relevance, scores)
@@ -415,7 +415,7 @@ def drop(inside: Inside, count: int) -> Reduction:
         return tome(inside, count)
     tokens, positions = [], []
     source = torch.full(inside.sizes.shape, DROPPED)
-    for image, attention in enumerate(inside.cls_attention):
+    for image, attention in enumerate(inside.attention):
         kept = sorted(attention.argsort(descending=True)[:count].tolist())
         source[image, kept] = torch.arange(count)
         tokens.append(inside.patches[image, kept])
@@ -473,7 +473,7 @@ def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tens
         rows = Watch(cls_rows, [block])
         backbone.encode(tokens, stop=block + 1, watch=[rows])
         watched = rows.value(block).mean(dim=1)[:, backbone.prefix :]
-        torch.testing.assert_close(inside.cls_attention, watched)
+        torch.testing.assert_close(inside.attention, watched)
 
 
 @progressives

@@ -171,9 +171,9 @@ class Multiplying(Inside):
     """CLS attention as a matrix product, which the counter sees. The library's sum has the same multiply-adds."""
 
     @property
-    def cls_attention(self) -> Tensor:
+    def head_attention(self) -> Tensor:
         logits = self.query[:, :, :1] @ self.key.transpose(2, 3) * self.scale
-        return logits.softmax(dim=-1).mean(dim=1)[:, 0, self.prefix :]
+        return logits.softmax(dim=-1)[:, :, 0, self.prefix :]
 
 
 @progressives

@@ -32,7 +32,7 @@ from redi.report.pictures import draw_attention, draw_overview
 from redi.report.sheets import Sheet
 from redi.report.tables import paper_tables, print_tables
 from redi.report.tune import draw_curve, print_tuned, tune_sheet, verdict
-from redi.rows import DENSE, SCORES
+from redi.rows import DENSE
 
 
 class Shown:
@@ -84,7 +84,7 @@ class RunResult(Shown):
         """Points of Top-1 that each score loses against dense, with 95 % intervals."""
         panels = {}
         for name in self.results.classifiers:
-            rows = [self.results.row(score, name) for score in SCORES]
+            rows = [self.results.row(score, name) for score in self.results.scores]
             dense = self.results.row(DENSE, name)
             title = f"{name} classifier, {dense.images} images, dense {dense.top1:.1f} %"
             panels[title] = [Dot(row.title, row.delta_dense, *row.delta_interval) for row in rows]

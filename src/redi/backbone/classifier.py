@@ -16,7 +16,7 @@ def final_feature(
 ) -> Float[Tensor, "batch dim"]:
     """The image feature for the probe, from the tokens before or after the final norm."""
     tokens = hidden if prenorm else backbone.final_norm(hidden)
-    return image_feature(tokens, backbone.prefix)
+    return image_feature(tokens, backbone.prefix, backbone.has_cls)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import interpolate, scaled_dot_product_attention
 from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
     DeiTConfig,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -31,6 +34,10 @@ from transformers import (
     DINOv3ViTModel,
     PreTrainedConfig,
     PreTrainedModel,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     ViTConfig,
     ViTForImageClassification,
     ViTMAEConfig,
@@ -39,6 +46,7 @@ from transformers import (
 from transformers.modeling_outputs import BackboneOutput
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTBackboneOutput, apply_rotary_pos_emb
 
+from redi.backbone.hook import attention_forward
 from redi.backbone.tokens import Rope
 from redi.errors import BackboneError
 
@@ -54,6 +62,15 @@ class Head:
     trunk: str  # attribute under which the class keeps the encoder
     classify: Callable[[Any, Normed, int], Logits]  # (model, normed tokens, prefix) -> logits
     prefix_only: bool  # whether it reads only prefix tokens
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A model with a layer behind the pooled output, which makes the embedding that texts are compared with."""
+
+    model: type[PreTrainedModel]
+    trunk: str  # attribute under which the class keeps the encoder
+    layer: str  # attribute path of the layer
 
 
 @dataclass(frozen=True)
@@ -88,9 +105,11 @@ class Family:
     blocks: str
     norm: str
     prefix: Callable[[Any], int]
+    has_cls: Callable[[Any], bool] = lambda config: True  # whether token 0 is a CLS token
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
     halves: Halves
     pool: Callable[[Any, Normed], Tensor | None]  # (encoder, normed tokens) -> pooler_output
+    joint: bool = False  # whether pooler_output, behind the projection if there is one, is compared with texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +121,9 @@ class TransformersFamily(Family):
     optional_pooler: bool = False  # whether an encoder may have a layer for ``pooler_output``
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
     maps: Maps | None = None  # None if transformers has no backbone class for it
+    projection: Projection | None = None
+    normed_output: bool = True  # whether ``last_hidden_state`` is after the final norm
+    patched_input: bool = False  # whether the model takes flattened patches instead of pixels
 
 
 def _embed_rope(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
@@ -120,6 +142,41 @@ def _embed_learned(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
     return model.embeddings(pixels), None
 
 
+def _embed_pre_normed(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
+    """CLIP: a norm between the learned positions and the first block."""
+    return model.pre_layrnorm(model.embeddings(pixels, interpolate_pos_encoding=True)), None
+
+
+def _embed_flattened(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
+    """SigLIP 2: flattened patches, and positions resized to the grid of the image with antialiasing.
+
+    transformers resizes the positions for each image of a batch in a loop; here all images have one grid.
+    """
+    embeddings = model.embeddings
+    side, patch = embeddings.position_embedding_size, embeddings.patch_size
+    grid = (pixels.shape[2] // patch, pixels.shape[3] // patch)
+    learned = embeddings.position_embedding.weight
+    positions = learned.view(1, side, side, -1).permute(0, 3, 1, 2).float()
+    if grid != (side, side):
+        positions = interpolate(positions, size=grid, mode="bilinear", align_corners=False, antialias=True)
+    positions = positions.flatten(2).transpose(1, 2).to(learned.dtype)
+    return embeddings.patch_embedding(flatten_patches(pixels, patch)) + positions, None
+
+
+def flatten_patches(pixels: Float[Tensor, "batch channels height width"], patch: int) -> Float[Tensor, "batch n p"]:
+    """The patches in raster order, each as its pixels row by row with the channels last."""
+    rows = pixels.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
+    flattened: Tensor = rows.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    return flattened
+
+
+def unflatten_patches(patches: Float[Tensor, "batch n p"], patch: int, rows: int) -> Float[Tensor, "..."]:
+    """The pixels of :func:`flatten_patches`, from patches in ``rows`` rows."""
+    cells = patches.unflatten(2, (patch, patch, -1)).unflatten(1, (rows, -1))
+    pixels: Tensor = cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+    return pixels
+
+
 def _attend(block: Any, hidden: Tensor, **options: Any) -> Tensor:
     attended, _ = block.attention(block.layernorm_before(hidden), **options)
     return attended + hidden  # type: ignore[no-any-return]
@@ -132,6 +189,27 @@ def _transform(block: Any, hidden: Tensor) -> Tensor:
 def _attend_prefix(block: Any, hidden: Tensor, prefix: int, **options: Any) -> Tensor:
     attended = _prefix_attention(block.attention, block.layernorm_before(hidden), prefix, **options)
     return attended + hidden[:, :prefix]
+
+
+def _attend_projected(block: Any, hidden: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
+    """CLIP, SigLIP: the projections are called here, because SigLIP's attention module passes no arguments on."""
+    attention, normed = block.self_attn, block.layer_norm1(hidden)
+    query, key, value = (
+        _split_heads(project(normed), attention.head_dim)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    rows, _ = attention_forward(
+        attention, query, key, value, attention_mask, scaling=attention.scale, is_causal=False, **options
+    )
+    return attention.out_proj(rows.flatten(2)) + hidden  # type: ignore[no-any-return]
+
+
+def _transform_projected(block: Any, hidden: Tensor) -> Tensor:
+    return block.mlp(block.layer_norm2(hidden)) + hidden  # type: ignore[no-any-return]
+
+
+def _split_heads(states: Tensor, head_dim: int) -> Float[Tensor, "batch heads tokens head_dim"]:
+    return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def _attend_scaled(block: Any, hidden: Tensor, **options: Any) -> Tensor:
@@ -156,12 +234,8 @@ def _prefix_attention(
     position_embeddings: Rope | None = None,
 ) -> Tensor:
     """The rows of the prefix of a self-attention module; all its families have the same four projections."""
-
-    def heads(states: Tensor) -> Tensor:
-        return states.view(*states.shape[:2], -1, attention.head_dim).transpose(1, 2)
-
-    query = heads(attention.q_proj(normed[:, :prefix]))
-    key, value = heads(attention.k_proj(normed)), heads(attention.v_proj(normed))
+    query = _split_heads(attention.q_proj(normed[:, :prefix]), attention.head_dim)
+    key, value = (_split_heads(project(normed), attention.head_dim) for project in (attention.k_proj, attention.v_proj))
     if position_embeddings is not None:  # the prefix has no position, so its queries do not turn
         key, _ = apply_rotary_pos_emb(key, key, *position_embeddings)
     rows = scaled_dot_product_attention(query, key, value, attention_mask, scale=attention.scaling)
@@ -172,6 +246,7 @@ def _prefix_attention(
 _PLAIN = Halves(_attend, _transform, "mlp", _attend_prefix)  # ViT, DeiT, MAE
 # The DINO families have layer scale.
 _SCALED = Halves(_attend_scaled, _transform_scaled, "mlp", _attend_prefix_scaled)
+_PROJECTED = Halves(_attend_projected, _transform_projected, "mlp")  # CLIP, SigLIP
 
 
 def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
@@ -181,6 +256,11 @@ def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
 
 def _pool_cls(_encoder: Any, normed: Normed) -> Tensor | None:
     return normed[:, 0]
+
+
+def _pool_attention(encoder: Any, normed: Normed) -> Tensor | None:
+    """SigLIP: a learned query attends to the patches, if the model has this head."""
+    return encoder.head(normed) if encoder.use_head else None
 
 
 def _classify_cls(model: Any, normed: Normed, _prefix: int) -> Logits:
@@ -228,6 +308,20 @@ _DINOV2 = TransformersFamily(
     maps=Maps(Dinov2Backbone, BackboneOutput, keeps_prefix=True, norms_last=False),
 )
 
+_SIGLIP = TransformersFamily(
+    config=SiglipVisionConfig,
+    encoder=SiglipVisionModel,
+    blocks="encoder.layers",
+    norm="post_layernorm",
+    prefix=lambda config: 0,
+    has_cls=lambda config: False,
+    embed=_embed_interpolated,
+    halves=_PROJECTED,
+    pool=_pool_attention,
+    joint=True,
+    heads={},
+)
+
 #: Architectures by the ``model_type`` of the checkpoint's config.json.
 FAMILIES: dict[str, TransformersFamily] = {
     "dinov3_vit": TransformersFamily(
@@ -271,7 +365,26 @@ FAMILIES: dict[str, TransformersFamily] = {
             Head(DeiTForImageClassificationWithTeacher, "deit", _classify_distilled, prefix_only=True),
         ),
     ),
+    "clip_vision_model": TransformersFamily(
+        config=CLIPVisionConfig,
+        encoder=CLIPVisionModel,
+        blocks="encoder.layers",
+        norm="post_layernorm",
+        prefix=lambda config: 1,
+        embed=_embed_pre_normed,
+        halves=_PROJECTED,
+        pool=_pool_cls,
+        projection=Projection(CLIPVisionModelWithProjection, "vision_model", "visual_projection"),
+        normed_output=False,
+        heads={},
+    ),
+    "siglip_vision_model": _SIGLIP,
+    "siglip2_vision_model": replace(
+        _SIGLIP, config=Siglip2VisionConfig, encoder=Siglip2VisionModel, embed=_embed_flattened, patched_input=True
+    ),
 }
+#: Models of images and texts by their ``model_type``, whose image tower is one of the architectures above.
+TWO_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model"}
 
 
 def square_patch(config: Any) -> int:

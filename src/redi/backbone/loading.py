@@ -3,7 +3,7 @@
 Checkpoints in timm's format go to :mod:`redi.backbone.timm_loading`, all others to transformers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import ViTConfig
 from transformers.utils import logging
 
 from redi.backbone.checkpoint import checkpoint_folder, read_json, weight_shapes
-from redi.backbone.families import FAMILIES, Head, TransformersFamily, square_patch
+from redi.backbone.families import FAMILIES, TWO_TOWERS, Head, TransformersFamily, square_patch
 from redi.backbone.hook import register_attention
 from redi.backbone.inputs import processor_input
 from redi.backbone.model import Backbone
@@ -48,11 +48,14 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
             f"{name_or_path} holds an accelerated model: load it with redi.Accelerated.from_pretrained(), or pass its "
             "folder dense, which holds the original."
         )
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in {**FAMILIES, **TWO_TOWERS}:
         raise BackboneError(
-            f"{name_or_path} has the model type {kind!r}, which is not supported; supported are {', '.join(FAMILIES)}."
+            f"{name_or_path} has the model type {kind!r}, which is not supported; supported are "
+            f"{', '.join([*FAMILIES, *TWO_TOWERS])}."
         )
     shapes = weight_shapes(folder, name_or_path)
+    if kind in TWO_TOWERS:
+        kind, settings = TWO_TOWERS[kind], _image_tower(folder / "config.json", settings)
     require_sizes(folder / "config.json", settings, shapes)
     family = FAMILIES[kind]
     architectures = settings.get("architectures") or []
@@ -63,9 +66,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         if kind == "vit_mae":
             config = plain_vit_config(config)
         patch_size = square_patch(config)
-        model, report = _load_transformers(
-            folder, family, head, config, has_pooler=any("pooler." in name for name in shapes)
-        )
+        model, report = _load_transformers(folder, family, head, config, shapes)
     except BackboneError:
         raise
     except Exception as error:  # transformers and safetensors raise many types on broken files
@@ -81,14 +82,25 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     return Backbone(model, family, head, processor_input(processor, content, patch_size))
 
 
+def _image_tower(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The part of the configuration of a model of images and texts that describes its image tower."""
+    vision = settings.get("vision_config")
+    if not isinstance(vision, dict):
+        raise BackboneError(f"{file} must describe the image tower as a JSON object, vision_config.")
+    joint = {"projection_dim": settings["projection_dim"]} if "projection_dim" in settings else {}
+    return {**vision, **joint}
+
+
 def _load_transformers(
-    folder: Path, family: TransformersFamily, head: Head | None, config: Any, has_pooler: bool
+    folder: Path, family: TransformersFamily, head: Head | None, config: Any, weights: Collection[str]
 ) -> tuple[Any, dict[str, Any]]:
     """The model, and transformers' report on weights that are missing or have another size."""
-    model_class: Any = head.model if head else family.encoder
+    projection = family.projection
+    projects = projection is not None and any(projection.layer in name for name in weights)
+    model_class: Any = head.model if head else projection.model if projection and projects else family.encoder
     options: dict[str, Any] = {}
     if family.optional_pooler and not head:  # without weights the pooler would be random
-        options["add_pooling_layer"] = has_pooler
+        options["add_pooling_layer"] = any("pooler." in name for name in weights)
     with quiet_transformers():
         loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
             folder,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from redi.backbone.families import Family, Head, square_patch
+from redi.backbone.families import Family, Head, Projection, TransformersFamily, square_patch
 from redi.backbone.hook import watch_attention
 from redi.backbone.progressive import Shortened, Varied, encode_adaptively, encode_progressively
 from redi.backbone.timm_model import TimmModel
@@ -40,6 +41,7 @@ class Backbone(nn.Module):
         self.model: PreTrainedModel | TimmModel = model.eval().requires_grad_(False)
         self.family = family
         self.head = head
+        self.projection = _projection(model, family)
         self.preprocessing = preprocessing
         self.blocks: Sequence[nn.Module] = list(self.encoder.get_submodule(family.blocks).children())
         self.config = model.config
@@ -47,6 +49,7 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         self.patch_size = square_patch(self.config)
         self.prefix = family.prefix(self.config)
+        self.has_cls = family.has_cls(self.config)
         self.products = block_products(self.blocks[0], family.halves.mlp, self.width)
 
     def at_size(self, size: int) -> "Backbone":
@@ -66,7 +69,8 @@ class Backbone(nn.Module):
     @property
     def encoder(self) -> nn.Module:
         """The part of the model up to the final norm, without a head."""
-        trunk: nn.Module = self.model.get_submodule(self.head.trunk) if self.head else self.model
+        part = self.head or self.projection
+        trunk: nn.Module = self.model.get_submodule(part.trunk) if part else self.model
         return trunk
 
     def train(self, mode: bool = True) -> "Backbone":  # noqa: ARG002
@@ -134,13 +138,20 @@ class Backbone(nn.Module):
         for watcher in watch:
             watcher.begin(start)
         hidden = tokens.sequence
-        positions = {} if tokens.rope is None else {"position_embeddings": tokens.rope}
+        options: dict[str, Any] = {"attention_mask": None}
+        if tokens.rope is not None:
+            options["position_embeddings"] = tokens.rope
         for block in range(start, stop):
             watches = tuple(watcher for watcher in watch if block in watcher.blocks)
             extra: dict[str, Any] = {"redi_watches": watches, "redi_block": block} if watches else {}
             if capture is not None and block in capture:
                 extra["redi_capture"] = capture[block]
-            hidden = self.blocks[block](hidden, **positions, **extra)
+            if extra:  # not every block passes arguments on to its attention, but the halves do
+                halves = self.family.halves
+                attended = halves.attend(self.blocks[block], hidden, **options, **extra)
+                hidden = halves.transform(self.blocks[block], attended)
+            else:
+                hidden = self.blocks[block](hidden, **options)
         return hidden
 
     def encode_progressively(
@@ -190,6 +201,31 @@ class Backbone(nn.Module):
         if self.head is None:
             raise BackboneError("This checkpoint has no classifier of its own; train a linear probe on its features.")
         return self.head.classify(self.model, self.final_norm(hidden), self.prefix)
+
+    def image_embedding(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch joint"]:
+        """The embedding that texts are compared with, of unit length, from the sequence before the final norm."""
+        pooled = self.family.pool(self.encoder, self.final_norm(hidden)) if self.has_embedding else None
+        if pooled is None:
+            raise BackboneError("This checkpoint gives no embedding that texts can be compared with, as CLIP does.")
+        return normalize(self.project(pooled), dim=-1)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the checkpoint compares images with texts."""
+        return self.family.joint or self.projection is not None
+
+    def project(self, pooled: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch joint"]:
+        """The pooled output behind the projection, if the model has one."""
+        if self.projection is None:
+            return pooled
+        embedding: Tensor = self.model.get_submodule(self.projection.layer)(pooled)
+        return embedding
+
+
+def _projection(model: nn.Module, family: Family) -> Projection | None:
+    """The projection of the model's class, if it has one."""
+    projection = family.projection if isinstance(family, TransformersFamily) else None
+    return projection if projection is not None and type(model) is projection.model else None
 
 
 def block_products(block: nn.Module, mlp: str, width: int) -> Block:

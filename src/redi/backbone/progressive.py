@@ -15,6 +15,7 @@ from redi.errors import InvalidInput
 from redi.grid import Grid
 from redi.reduction import Adaptive, Inside, Progressive, Reduction, Schedule
 from redi.reduction.adaptive import NEVER
+from redi.reduction.relevance import default_relevance
 from redi.reduction.result import spread_tokens
 from redi.reduction.schedule import check_schedule
 from redi.reduction.unmerge import Unmerge, compose
@@ -88,6 +89,9 @@ class Blocks(Protocol):
     prefix: int
     depth: int
 
+    @property
+    def has_cls(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class _State:
@@ -106,7 +110,7 @@ class _State:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments for a block."""
-        options: dict[str, Any] = {} if self.bias is None else {"attention_mask": self.bias}
+        options: dict[str, Any] = {"attention_mask": self.bias}
         if self.rope is not None:
             options["position_embeddings"] = self.rope
         return options
@@ -199,6 +203,7 @@ def _reduce_after_attention(
         block=block,
         depth=backbone.depth,
         rotary=state.rope is not None,
+        attending=(isinstance(reducer, Progressive) and reducer.relevance) or default_relevance(backbone.has_cls),
         origins=state.origins,
         grid=state.grid,
         **capture,

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from redi.attention import ATTENTION_SCORES, cls_rows, head_mean
+from redi.attention import ATTENTION_SCORES, cls_rows, head_mean, scores_of
 from redi.errors import InvalidInput
 from redi.score import minmax
 
@@ -64,14 +64,16 @@ class AttentionScores:
 
     ::
 
-        scores = AttentionScores(backbone.depth, backbone.prefix)
+        scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
         hidden = backbone.encode(tokens, watch=scores.watches)
         maps = scores.maps()          # name -> [batch, patches]
     """
 
-    def __init__(self, depth: int, prefix: int) -> None:
+    def __init__(self, depth: int, prefix: int, has_cls: bool = True) -> None:
         self.prefix = prefix
-        self.means = Watch(head_mean, blocks=range(depth))
+        self.names = scores_of(has_cls)
+        # Rollout reads every block.
+        self.means = Watch(head_mean, blocks=range(depth) if has_cls else (depth - 1,))
         self.rows = Watch(cls_rows, blocks=(depth - 1,))
 
     @property
@@ -84,7 +86,7 @@ class AttentionScores:
     def raw_maps(self) -> dict[str, Float[Tensor, "batch patches"]]:
         """The maps before their min-max normalisation."""
         means, (rows,) = self.means.values(), self.rows.values()
-        return {name: score.raw(means, rows, self.prefix) for name, score in ATTENTION_SCORES.items()}
+        return {name: ATTENTION_SCORES[name].raw(means, rows, self.prefix) for name in self.names}
 
 
 def observed_attention(

@@ -48,6 +48,7 @@ def compare(
         raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
     catalogue, request = with_plugins(request)
     with open_run(config, writing=not dry_run) as run:
+        catalogue = replace(catalogue, has_cls=run.backbone.has_cls)
         catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
         chosen = _studies(run, catalogue, studies, request, against)
         variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from redi.attention import ATTENTION_SCORES
 from redi.backbone import load_backbone
 from redi.errors import ConfigError
 from redi.evaluate import Accuracy, accuracy
@@ -100,7 +99,7 @@ def collect(runs: dict[str, RunConfig], results: dict[str, Results]) -> Diagnosi
         _row(name, Path(runs[name].out).expanduser(), run_results, classifier, score)
         for name, run_results in results.items()
         for classifier in sorted(run_results.classifiers)  # native before probe
-        for score in ATTENTION_SCORES
+        for score in run_results.notes.attention_scores
     ]
     attention, hybrid, gain = (
         holm([getattr(row, field) for row in rows]) for field in ("attention_p", "hybrid_p", "gain_p")

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from redi.attention import ATTENTION_SCORES
+from redi.attention import ATTENTION_SCORES, scores_of
 from redi.comparison.ground import Ground, Study
 from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
 from redi.errors import ConfigError
@@ -32,16 +32,14 @@ NEAR = 0.005
 
 def scorers(ground: Ground) -> list[Study]:
     """Every score under the paper's operator: alone, and as a product for all label sources."""
-    names = dict.fromkeys([RANDOM, "centre", *ATTENTION_SCORES, *SCORERS])
+    attention = scores_of(ground.catalogue.has_cls)
+    others = [name for name in SCORERS if name not in ATTENTION_SCORES]
+    names = dict.fromkeys([RANDOM, "centre", *attention, *others])
     alone = [ground.row(Score(local=name)) for name in names]
     terms = [ground.row(Score(term), source) for term in TERMS for source in LABEL_SOURCES]
-    products = [ground.row(Score("tfidf", name), source) for name in ATTENTION_SCORES for source in LABEL_SOURCES]
-    others = [
-        ground.row(replace(row.score, term="tfidf"), TRUE_CLASS)
-        for row in alone
-        if row.score.local not in (*ATTENTION_SCORES, RANDOM)
-    ]
-    rows = [*alone, *terms, *products, *others]
+    products = [ground.row(Score("tfidf", name), source) for name in attention for source in LABEL_SOURCES]
+    products += [ground.row(Score("tfidf", name), TRUE_CLASS) for name in names if name not in (*attention, RANDOM)]
+    rows = [*alone, *terms, *products]
     return [Study(SCORERS_STUDY, "Scores under the paper's operator", rows, ground.oracle)]
 
 
@@ -103,7 +101,7 @@ def deployable_rows(ground: Ground, cost: float, only: Collection[str] = ()) -> 
         if not reducer.follows_budget and (cost == SLOW_COST or not reducer.slow) and (not only or name in only)
         for row in rows_at_cost(ground, name, cost)
     ]
-    score = Score(local="cls_mean", block=ground.later)
+    score = Score(local="cls_mean" if ground.catalogue.has_cls else "mass", block=ground.later)
     return rows + _later_rows(ground, [name for name in ("prune", OPERATOR) if not only or name in only], score, cost)
 
 

@@ -116,7 +116,7 @@ class ImageReadout(Readout):
         if backbone.head is not None:
             return torch.cat([output.logits.float().cpu() for output in self._outputs(model, pixels, title)])
         hidden = (output.last_hidden_state.float() for output in self._outputs(model, pixels, title))
-        return torch.cat([image_feature(tokens, backbone.prefix).cpu() for tokens in hidden])
+        return torch.cat([image_feature(tokens, backbone.prefix, backbone.has_cls).cpu() for tokens in hidden])
 
 
 class PatchReadout(Readout):

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redi.attention import ATTENTION_SCORES
+from redi.attention import scores_of
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES
 from redi.cost import CostRow
 from redi.errors import ArtifactError, InvalidInput, RediError
 from redi.records.reading import read_record, write_record
-from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, SCORES, CorpusSettings, Score, describe
+from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, CorpusSettings, Score, describe, paper_scores
 
 FILE = "results.json"
 #: How far the ends of an interval may lie beyond 0 and 100 percent.
@@ -153,6 +153,11 @@ class Results:
         raise ArtifactError(f"There is no row {name!r} with the {classifier} classifier.")
 
     @property
+    def scores(self) -> list[str]:
+        """Names of the paper's scores that the run has; CLS scores and rollout need a CLS token."""
+        return [score.name for score in paper_scores(self.notes.attention_scores)]
+
+    @property
     def classifiers(self) -> Sequence[str]:
         return list(dict.fromkeys(row.classifier for row in self.rows))
 
@@ -180,12 +185,12 @@ def _require_complete(results: Results) -> None:
         if row.label_source and row.label_source not in LABEL_SOURCES:
             raise ArtifactError(f"There is no label source {row.label_source!r}.")
         Score.parse(row.scorer)
+    if results.notes.attention_scores not in (scores_of(has_cls=True), scores_of(has_cls=False)):
+        raise ArtifactError(f"There is no backbone with the attention scores {results.notes.attention_scores}.")
     for classifier in results.classifiers:
-        for name in (DENSE, *SCORES):
+        for name in (DENSE, *results.scores):
             results.row(name, classifier)
         if results.row(DENSE, classifier).reducer or not results.row(MAIN_ROW, classifier).reducer:
             raise ArtifactError(f"Dense or {MAIN_ROW} has the reducer of another row.")
-    if unknown := set(results.notes.attention_scores) - set(ATTENTION_SCORES):
-        raise ArtifactError(f"There is no attention score {min(unknown)!r}.")
     if not all(row.dense for row in results.costs):
         raise ArtifactError("A dense cost is 0.")

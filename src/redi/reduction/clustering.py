@@ -99,10 +99,8 @@ def ats(inside: Inside, count: int) -> Reduction:
     cumulative distribution, in the order of the tokens, is read at (2k - 1) / (2 K), k = 1 .. K. The paper drops
     repeated samples, so its length varies; here the most significant of the other tokens take their places.
     """
-    logits = (inside.query[:, :, :1] @ inside.key.transpose(2, 3)) * inside.scale
-    attention = logits.float().softmax(dim=-1)[:, :, 0, inside.prefix :]
     lengths: Tensor = torch.linalg.vector_norm(inside.value[:, :, inside.prefix :].float(), dim=-1)
-    significance = (attention * lengths).sum(dim=1)
+    significance = (inside.head_attention * lengths).sum(dim=1)
     significance = significance / significance.sum(dim=1, keepdim=True)
     points = (2 * torch.arange(1, count + 1, device=significance.device) - 1) / (2 * count)
     cumulative = significance.cumsum(dim=1)

@@ -20,6 +20,7 @@ from redi.errors import ConfigError
 from redi.grid import Grid
 from redi.reduction.operator import OFFSET
 from redi.reduction.reducer import Encoder, Extent, Reducer, Schedule
+from redi.reduction.relevance import RELEVANCES, relevance_products
 from redi.reduction.result import Reduction, places, take
 from redi.reduction.schedule import ByGrid
 
@@ -47,6 +48,7 @@ class Inside:
     block: int  # counted from 0
     depth: int
     rotary: bool = True  # whether later blocks use the positions of the tokens; learned ones are already added
+    attending: str = "cls"  # whose attention is relevance: a name in RELEVANCES
     #: The image patch whose place each token has, and the image's grid; for reducers that are ``placed``.
     origins: Int[Tensor, "batch patches"] | None = None
     grid: Grid | None = None
@@ -57,17 +59,19 @@ class Inside:
         return self.key[:, :, self.prefix :].mean(dim=1)
 
     @property
-    def cls_attention(self) -> Float[Tensor, "batch patches"]:
-        """Attention from the CLS token to each patch token in this block, mean over the heads."""
-        # A product with one query per head is faster as a sum, which needs no copy of the keys.
-        logits = (self.key * self.query[:, :, :1]).sum(dim=-1)
-        logits = logits * self.scale if self.bias is None else self.bias[:, 0].add(logits, alpha=self.scale)
-        return logits.softmax(dim=-1, dtype=torch.float32).mean(dim=1)[:, self.prefix :]
+    def head_attention(self) -> Float[Tensor, "batch heads patches"]:
+        """The attention to each patch token in this block, per head: that of CLS, if there is one."""
+        return RELEVANCES[self.attending](self.query, self.key, self.scale, self.bias, self.sizes, self.prefix)
+
+    @property
+    def attention(self) -> Float[Tensor, "batch patches"]:
+        """The same, mean over the heads."""
+        return self.head_attention.mean(dim=1)
 
     @property
     def relevance(self) -> Float[Tensor, "batch patches"]:
-        """The given scores, or the CLS attention of the block if there are none."""
-        return self.cls_attention if self.scores is None else self.scores
+        """The given scores, or the attention of the block if there are none."""
+        return self.attention if self.scores is None else self.scores
 
     def weights(self, relevance: Float[Tensor, "batch patches"]) -> Float[Tensor, "batch patches"]:
         """Relevance as positive weights: attention unchanged, given scores scaled to a sum of one."""
@@ -92,6 +96,7 @@ class Progressive(Reducer):
     loops: bool = False
     proportional: bool = True  # whether attention to a token grows with the log of its size
     placed: bool = False  # whether a step needs to know where in the image each token is
+    relevance: str = ""  # a name in RELEVANCES; empty means the rule of ``default_relevance``
     products: Products = lambda before, after, width, head_dim: 0
 
     def tokens_left(self, extent: Extent, on: Geometry) -> int:  # noqa: ARG002
@@ -110,7 +115,12 @@ class Progressive(Reducer):
         """
         schedule = extent.schedule
         active = [after < before for before, after in pairwise((on.patches, *schedule))]
-        return blocks_cost(schedule, active, self.products, on, prefix_only)
+
+        def products(before: int, after: int, width: int, head_dim: int) -> int:
+            rows = relevance_products(self.relevance, on.prefix + before, before, width)
+            return self.products(before, after, width, head_dim) + rows
+
+        return blocks_cost(schedule, active, products, on, prefix_only)
 
     def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:  # noqa: ARG002
         return _choices(self, on, prefix_only=False)

@@ -34,7 +34,7 @@ def ppt(inside: Inside, count: int, threshold: float = PPT_THRESHOLD) -> Reducti
     """
     n = inside.patches.shape[1]
     value = inside.value[:, :, inside.prefix :].transpose(1, 2).flatten(2).float()
-    scores = inside.cls_attention * value.norm(dim=2)
+    scores = inside.attention * value.norm(dim=2)
     scores = scores / scores.sum(dim=1, keepdim=True)
     keep = scores.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
     merged = tome(inside, count)
@@ -77,26 +77,28 @@ def zero_tprune(inside: Inside, count: int) -> Reduction:
     logits = (inside.query @ inside.key.transpose(2, 3)).float() * inside.scale
     votes = logits.softmax(dim=-1).transpose(2, 3)
     everyone = torch.ones_like(inside.sizes, dtype=torch.bool)
-    order = _importance(votes, everyone, prefix, rounds=1).argsort(dim=1, stable=True)
+    order = _importance(votes, everyone, inside, rounds=1).argsort(dim=1, stable=True)
     less, more = order[:, : n // 2], order[:, n // 2 :]
     keys = normalize(inside.key[:, :, prefix:].transpose(1, 2).flatten(2).float(), dim=-1)
     closest = (take(keys, less) @ take(keys, more).transpose(1, 2)).amax(dim=2)
     alike = less.gather(1, closest.argsort(dim=1, descending=True, stable=True)[:, :similar])
     left = everyone.scatter(1, alike, False)
-    importance = _importance(votes, left, prefix, rounds=VOTES)
+    importance = _importance(votes, left, inside, rounds=VOTES)
     ranking = importance.masked_fill(~left, -1).argsort(dim=1, descending=True, stable=True)
     keep = ranking[:, :count].sort(dim=1).values
     return Reduction(take(inside.patches, keep), keep, places(keep, n))
 
 
 def _importance(
-    votes: Float[Tensor, "batch heads tokens tokens"], left: Bool[Tensor, "batch patches"], prefix: int, rounds: int
+    votes: Float[Tensor, "batch heads tokens tokens"], left: Bool[Tensor, "batch patches"], inside: Inside, rounds: int
 ) -> Float[Tensor, "batch patches"]:
     """Page rank of the patches that are left, over the heads that count."""
     batch, heads, tokens = votes.shape[:3]
+    prefix = inside.prefix
     taking_part = torch.cat([left.new_ones(batch, prefix), left], dim=1)[:, None, :, None].float()
     scores = taking_part.expand(-1, heads, -1, -1).clone()
-    scores[:, :, 0] = tokens**0.5
+    if inside.attending == "cls":
+        scores[:, :, 0] = tokens**0.5
     for _ in range(rounds):
         scores = (votes @ scores) * taking_part
         scores = scores / scores.sum(dim=2, keepdim=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi.attention import ATTENTION_SCORES
 from redi.evaluate import choose_sample, hits
 from redi.images.jpeg import Packed, from_jpeg, to_jpeg
 from redi.records import artifacts
@@ -18,7 +17,7 @@ from redi.records.results import Results
 from redi.report.curves import curves_of, line_style
 from redi.report.explorer import Explorer, Merges, telling_image
 from redi.report.figures import Figure2, figure2_shares
-from redi.rows import DENSE, MAIN_ROW, SCORES, Score
+from redi.rows import DENSE, MAIN_ROW, Score
 from redi.views import MEAN_WEIGHT
 
 #: Number of characters of images and words beyond which a page shows fewer images than the sample holds.
@@ -49,7 +48,7 @@ def content(
         "mean_weight": MEAN_WEIGHT,
         "merges": None if explorer.merges is None else explorer.merges.notes,
         "hero": explorer.indices[telling_image(explorer, first, MAIN_ROW, shown)],
-        "rows": [_score(results, row) for row in SCORES],
+        "rows": [_score(results, row) for row in results.scores],
         "classifiers": classifiers,
         "classes": explorer.classes,
         "titles": {name: _titles(explorer, name, shown) for name in classifiers},
@@ -104,7 +103,7 @@ def _titles(explorer: Explorer, classifier: str, shown: Sequence[int]) -> dict[i
     numbers = {
         place
         for number in shown
-        for row in (DENSE, *SCORES)
+        for row in (DENSE, *explorer.rows)
         for place in explorer.predictions.top5(classifier, row, number)[0]
     }
     return {place: explorer.title(classifier, place) for place in sorted(numbers)}
@@ -118,7 +117,7 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
                 [place, round(logit, 3)]
                 for place, logit in zip(*explorer.predictions.top5(classifier, row, number), strict=True)
             ]
-            for row in (DENSE, *SCORES)
+            for row in (DENSE, *explorer.rows)
         }
         for classifier in classifiers
     }
@@ -132,9 +131,9 @@ def _image(explorer: Explorer, number: int, classifiers: Sequence[str]) -> dict[
         "crops": ["" if k == 1 else _base64(crop) for k, crop in enumerate(crops)],
         "words": _short(explorer.stored["words"][number]),
         "views": [[*view.box, int(view.flip)] for view in views],
-        "ranges": {name: explorer.stored[f"range/{name}"][number].tolist() for name in ATTENTION_SCORES},
-        "scores": {row: _half(explorer.stored[f"scores/{row}"][number]) for row in SCORES},
-        "destinations": {row: _destinations(explorer, number, row) for row in SCORES},
+        "ranges": {name: explorer.stored[f"range/{name}"][number].tolist() for name in explorer.attention},
+        "scores": {row: _half(explorer.stored[f"scores/{row}"][number]) for row in explorer.rows},
+        "destinations": {row: _destinations(explorer, number, row) for row in explorer.rows},
         "top5": top5,
         "merges": explorer.merges and _merges(explorer.merges, number),
     }

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
 from redi.corpus import TRUE_CLASS
 from redi.cost import Geometry
@@ -19,7 +20,7 @@ from redi.records import artifacts
 from redi.records.deployed import MERGES
 from redi.records.explained import Explained, Fate, Guess, corpus_steps
 from redi.records.reading import build
-from redi.rows import DENSE, SCORES, Score
+from redi.rows import DENSE, Score, paper_scores
 from redi.views import View, stored_views
 
 
@@ -46,6 +47,8 @@ class Explorer:
         self.tfidf = artifacts.load_named(folder, "tfidf")[0]
         self.predictions = Predictions(folder, self.indices)
         self.merges = _merges(folder, manifest["digest"])
+        self.attention = [name for name in ATTENTION_SCORES if f"range/{name}" in self.stored]
+        self.rows = [score.name for score in paper_scores(self.attention)]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -91,9 +94,9 @@ class Explorer:
             lookups=lookups,
             aligned=aligned,
             valid=valid,
-            scores={row: self.stored[f"scores/{row}"][number].float() for row in SCORES},
-            fates={row: self.fate(number, row) for row in SCORES},
-            guesses={row: self.guesses(number, classifier, row) for row in (DENSE, *SCORES)},
+            scores={row: self.stored[f"scores/{row}"][number].float() for row in self.rows},
+            fates={row: self.fate(number, row) for row in self.rows},
+            guesses={row: self.guesses(number, classifier, row) for row in (DENSE, *self.rows)},
         )
 
 

@@ -37,8 +37,9 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     require_no_link(out)
     results = read_results(folder)
     explorer = Explorer(folder, names)
-    if row not in PRODUCTS:
-        raise ConfigError(f"Figure 1 shows a product, one of {', '.join(PRODUCTS)}, not {row!r}.")
+    products = [name for name in PRODUCTS if name in explorer.rows]
+    if row not in products:
+        raise ConfigError(f"Figure 1 shows a product, one of {', '.join(products)}, not {row!r}.")
     classifier = results.classifiers[0]
     if image is None:
         number = telling_image(explorer, classifier, row, range(len(explorer)))

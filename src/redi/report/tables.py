@@ -7,7 +7,7 @@ from rich.console import Console
 from redi.cost import ARITHMETIC, CostRow
 from redi.records.results import Results, Row
 from redi.report.sheets import ADDED, Sheet, print_sheet
-from redi.rows import DENSE, MAIN_ROW, SCORES, Score
+from redi.rows import DENSE, MAIN_ROW, Score
 
 #: The rows of the paper's Tables 1 and 2 in their order.
 PAPER_ROWS = (DENSE, "tfidf", "mass", MAIN_ROW)
@@ -36,7 +36,7 @@ def paper_tables(results: Results) -> dict[str, Sheet]:
 
 def table1(results: Results, classifier: str) -> Sheet:
     """The paper's four rows, then the rows of all other scores. Bold: the best of each group, dense included."""
-    names = _paper_first(PAPER_ROWS, SCORES)
+    names = _paper_first(PAPER_ROWS, results.scores)
     rows = [results.row(name, classifier) for name in names]
     paper, dense, digits = len(PAPER_ROWS), rows[0], decimals(rows[0])
     best = [
@@ -110,10 +110,11 @@ def _signed(value: float, digits: int) -> str:
 
 def table2(results: Results, classifier: str) -> Sheet:
     """Gain: Top-1 of the REDI product minus that of its attention score alone. The paper marks no best gain."""
-    names = _paper_first(PAPER_ATTENTION, results.notes.attention_scores)
+    measured = results.notes.attention_scores
+    names = [name for name in _paper_first(PAPER_ATTENTION, measured) if name in measured]
     alone = [results.row(name, classifier) for name in names]
     products = [results.row(Score("tfidf", name).name, classifier) for name in names]
-    digits, paper = decimals(alone[0]), len(PAPER_ATTENTION)
+    digits, paper = decimals(alone[0]), min(len(names), len(PAPER_ATTENTION))
     best = [
         best_cells(1, [row.top1 for row in alone], digits, paper),
         best_cells(2, [row.top1 for row in products], digits, paper),

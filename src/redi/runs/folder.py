@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redi.attention import scores_of
 from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.errors import ArtifactError, ConfigError, CorpusError, ImageError
@@ -18,6 +19,7 @@ from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
 from redi.records import artifacts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
+from redi.rows import paper_scores
 from redi.runs.cache import FeatureCache
 from redi.runs.config import MOST_WORDS, RunConfig, located, overlay, saved_config, to_toml
 from redi.runs.distributed import Ranks
@@ -66,6 +68,16 @@ class Run:
         backbone = self._loaded
         backbone = backbone.at_size(self.config.size) if self.config.size else backbone
         return backbone.with_resize(self.config.resize) if self.config.resize else backbone
+
+    @property
+    def attention_scores(self) -> list[str]:
+        """Names of the attention scores that the backbone has."""
+        return scores_of(self.backbone.has_cls)
+
+    @property
+    def scores(self) -> list[str]:
+        """Names of the paper's scores that the run makes, in the order of results.json."""
+        return [score.name for score in paper_scores(self.attention_scores)]
 
     @cached_property
     def _loaded(self) -> Backbone:

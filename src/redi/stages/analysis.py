@@ -17,12 +17,12 @@ from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.records.words import MASS_ROWS, WordNotes
 from redi.reduction import reduce
-from redi.rows import DENSE, MAIN_ROW, SCORES
+from redi.rows import DENSE, MAIN_ROW
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import block_key, prediction_name
-from redi.stages.score import FACTORS, WORDS, factor_name
+from redi.stages.score import WORDS, factor_name, factors
 from redi.stages.stage import Stage
 from redi.statistics import spearman, zipf_fit
 
@@ -37,8 +37,8 @@ def analysis_key(run: Run) -> dict[str, Any]:
         "train",
         "val",
         words=run.digest("analysis/words"),
-        scores={row: run.digest(f"scores/{row}") for row in SCORES},
-        factors={name: run.digest(factor_name(name)) for name in FACTORS},
+        scores={row: run.digest(f"scores/{row}") for row in run.scores},
+        factors={name: run.digest(factor_name(name)) for name in factors(run)},
         dense=run.digest(prediction_name(first, DENSE)),
         reduced=run.digest(prediction_name(first, MAIN_ROW)),
         sample=run.config.analysis.sample,
@@ -102,8 +102,8 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
     correct = [hits(part["top5"], part["labels"])[0] for part in (dense, reduced)]
     sample = choose_sample(correct[0], correct[1], dense["indices"], run.config.analysis.sample)
     place = {index: at for at, index in enumerate(dense["indices"].tolist())}
-    stored = {row: run.load(f"scores/{row}")["scores"] for row in SCORES}
-    ranges = {name: run.load(factor_name(name))["range"] for name in FACTORS}
+    stored = {row: run.load(f"scores/{row}")["scores"] for row in run.scores}
+    ranges = {name: run.load(factor_name(name))["range"] for name in factors(run)}
     words = run.load(WORDS)
     backbone = run.backbone
 
@@ -114,7 +114,7 @@ def _explorer(run: Run, key: artifacts.Key) -> None:
         rows: dict[str, Tensor] = {"crops": batch.pixels}
         rows |= {field: words[field][at] for field in ("labels", "words", "boxes", "flips")}
         rows |= {f"range/{name}": values[at] for name, values in ranges.items()}
-        for row in SCORES:
+        for row in run.scores:
             scores = rows[f"scores/{row}"] = stored[row][at]
             reduction = reduce(tokens.patches, scores.float(), run.config.budget, tokens.grid)
             rows[f"source/{row}"] = reduction.source.to(torch.int16)

@@ -4,7 +4,6 @@ from dataclasses import asdict
 
 import torch
 
-from redi.attention import ATTENTION_SCORES
 from redi.cost import cost_table
 from redi.errors import ArtifactError, RediError
 from redi.evaluate import accuracy
@@ -12,7 +11,7 @@ from redi.images import LabelledImages
 from redi.records import artifacts
 from redi.records.reading import build
 from redi.records.results import Notes, ProbeNotes, Results, Row, VocabularyNotes
-from redi.rows import DENSE, SCORES, Variant
+from redi.rows import DENSE, Variant
 from redi.runs.environment import environment
 from redi.runs.folder import Run
 from redi.stages.classifiers import classifier_names, native_classes
@@ -28,7 +27,7 @@ def collect(run: Run) -> Results:
     rows = [
         _read_row(run, classifier, name)
         for classifier in classifier_names(run)
-        for name in (DENSE, *SCORES, *_further_rows(run, classifier))
+        for name in (DENSE, *run.scores, *_further_rows(run, classifier))
     ]
     return Results(
         rows,
@@ -76,7 +75,7 @@ def _further_rows(run: Run, classifier: str) -> list[str]:
     for path in sorted((run.folder / "predictions" / classifier).glob("*.safetensors")):
         name = path.name.removesuffix(".safetensors")
         manifest = artifacts.read_manifest(path)
-        if manifest is None or name in (DENSE, *SCORES):
+        if manifest is None or name in (DENSE, *run.scores):
             continue
         try:
             variant = build(Variant, manifest["notes"]["variant"])
@@ -113,7 +112,7 @@ def _notes(run: Run) -> Notes:
         size=run.backbone.preprocessing.size,
         resize=run.backbone.preprocessing.resample.name.lower(),
         budget=config.budget,
-        attention_scores=list(ATTENTION_SCORES),
+        attention_scores=run.attention_scores,
         native_classes=native_classes(run)[1],
         vocabulary=build(VocabularyNotes, {**asdict(config.vocabulary), **notes("vocabulary")}),
         probe=build(ProbeNotes, notes("probe")),
@@ -123,5 +122,5 @@ def _notes(run: Run) -> Notes:
 
 
 def _digests(run: Run) -> dict[str, str]:
-    names = ["vocabulary", "tfidf", "probe", *(f"scores/{score}" for score in SCORES)]
+    names = ["vocabulary", "tfidf", "probe", *(f"scores/{score}" for score in run.scores)]
     return {**run.identity, **{name: run.digest(name) for name in names}}

@@ -19,7 +19,7 @@ from redi.images.loader import Batch
 from redi.records import artifacts
 from redi.reduction import Adaptive, Progressive
 from redi.reduction.result import dropped_last, read_counted
-from redi.rows import DENSE_VARIANT, SCORES, Catalogue, Variant, paper_rows
+from redi.rows import DENSE_VARIANT, Catalogue, Variant, paper_rows
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.stages.classifiers import classifier_key, classifier_names
@@ -79,7 +79,7 @@ def missing_rows(
 
 
 def paper_variants(run: Run) -> list[Variant]:
-    return [DENSE_VARIANT, *paper_rows(run.config.budget).values()]
+    return [DENSE_VARIANT, *paper_rows(run.config.budget, run.attention_scores).values()]
 
 
 def predict_variants(run: Run, variants: Sequence[Variant], catalogue: Catalogue, group_size: int = GROUP) -> None:
@@ -276,8 +276,6 @@ STAGE = Stage(
     name="evaluate",
     artefacts=lambda run: dict(predictions(run, ScoreMaps(run), paper_variants(run), Catalogue()).values()),
     work=lambda run: predict_variants(run, paper_variants(run), Catalogue()),
-    passes=lambda run: f"{len(SCORES)} reduced forward passes over {len(run.validation.labels)} validation images",
-    forwards=lambda run: (
-        _forwards(run, Catalogue(), paper_rows(run.config.budget).values()) * len(run.validation.labels)
-    ),
+    passes=lambda run: f"{len(run.scores)} reduced forward passes over {len(run.validation.labels)} validation images",
+    forwards=lambda run: _forwards(run, Catalogue(), paper_variants(run)[1:]) * len(run.validation.labels),
 )

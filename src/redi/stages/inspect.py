@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redi.attention import ATTENTION_SCORES
 from redi.backbone import AttentionScores, Backbone, Classifier, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.backbone.classifier import NATIVE
@@ -53,7 +52,7 @@ class _Forward:
     def dense(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (final tokens, attention maps) of the reference crop."""
         backbone = self.backbone
-        attention = AttentionScores(backbone.depth, backbone.prefix)
+        attention = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
         tokens = backbone.embed(self.pixels(slice(1)))
         hidden = backbone.encode(tokens, watch=attention.watches)
         return hidden, attention.maps()
@@ -140,7 +139,7 @@ def inspect_in_run(
     weights = stored["table"][label]
     views = tuple(forward.views)
     tfidf = corpus_map(tfidf_term(stored), weights[None], words[None], [views]).to(hidden.device)
-    products = {Score("tfidf", name).name: hybrid(tfidf, scores[name]) for name in ATTENTION_SCORES}
+    products = {Score("tfidf", name).name: hybrid(tfidf, scores[name]) for name in scores}
     explained = _explained(
         image.name,
         (titles[label], "given" if class_name else "predicted"),

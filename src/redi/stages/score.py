@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi.attention import ATTENTION_SCORES
 from redi.backbone import AttentionScores
 from redi.backbone.classifier import final_feature
 from redi.centroids import nearest_words
 from redi.corpus import corpus_map, tfidf_term
 from redi.images.loader import Batch
 from redi.records import artifacts
-from redi.rows import PAPER_SCORES, RANDOM, SCORES, Score
+from redi.rows import RANDOM, Score
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.score import hybrid, minmax
@@ -29,8 +28,11 @@ from redi.views import N_VIEWS
 
 #: Artefacts of the validation images besides their scores: visual words with views and closeness, the dense pass.
 WORDS, DENSE_PASS = "validation/words", "validation/dense"
-#: The paper's scores that can be multiplied with a corpus term.
-FACTORS = tuple(score.name for score in PAPER_SCORES if not score.term)
+
+
+def factors(run: Run) -> list[str]:
+    """Names of the run's scores that can be multiplied with a corpus term."""
+    return [RANDOM, *run.attention_scores]
 
 
 def factor_name(name: str) -> str:
@@ -47,13 +49,13 @@ def score_key(run: Run) -> dict[str, Any]:
         codebooks=run.digest("analysis/codebooks"),
         features=run.config.probe.features,
         seed=run.config.seed,
-        factors=[*FACTORS, "range"],
+        factors=[*factors(run), "range"],
         closeness="mean cosine of the reference view",
     )
 
 
 def score_artefacts(run: Run) -> dict[str, artifacts.Key]:
-    names = [*(f"scores/{name}" for name in SCORES), *map(factor_name, FACTORS), WORDS, DENSE_PASS]
+    names = [*(f"scores/{name}" for name in run.scores), *map(factor_name, factors(run)), WORDS, DENSE_PASS]
     return dict.fromkeys(names, score_key(run))
 
 
@@ -72,7 +74,7 @@ def make_scores(run: Run) -> None:
 
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         pixels = batch.pixels.to(run.device)
-        attention = AttentionScores(backbone.depth, backbone.prefix)
+        attention = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
         words = []
         for view in range(pixels.shape[1]):
             tokens = backbone.embed(backbone.preprocessing.normalise(pixels[:, view]))
@@ -85,11 +87,11 @@ def make_scores(run: Run) -> None:
         tfidf = corpus_map(term, weights, torch.stack(words, dim=1), batch.views)
         raw[RANDOM] = random_scores(run.config.seed, batch.indices, tfidf.shape[1]).to(run.device)
         maps = {"tfidf": tfidf, **{name: minmax(values) for name, values in raw.items()}}
-        for name in ATTENTION_SCORES:
+        for name in run.attention_scores:
             maps[Score("tfidf", name).name] = hybrid(tfidf, maps[name])
-        rows = {f"score/{name}": maps[name].half() for name in SCORES}
-        rows |= {f"factor/{name}": maps[name] for name in FACTORS}
-        rows |= {f"range/{name}": torch.stack(raw[name].aminmax(dim=1), dim=1) for name in FACTORS}
+        rows = {f"score/{name}": maps[name].half() for name in run.scores}
+        rows |= {f"factor/{name}": maps[name] for name in factors(run)}
+        rows |= {f"range/{name}": torch.stack(raw[name].aminmax(dim=1), dim=1) for name in factors(run)}
         rows |= {
             "labels": batch.labels,
             "words": torch.stack(words, dim=1).to(torch.int16),
@@ -110,10 +112,10 @@ def make_scores(run: Run) -> None:
 def _save(run: Run, key: artifacts.Key, outcome: Outcome) -> None:
     rows = outcome.rows
     common = {"indices": torch.tensor(outcome.indices), "labels": rows["labels"]}
-    for name in SCORES:
+    for name in run.scores:
         tensors = {"scores": rows[f"score/{name}"], "indices": common["indices"]}
         run.save(f"scores/{name}", tensors, key)
-    for name in FACTORS:
+    for name in factors(run):
         run.save(factor_name(name), {"map": rows[f"factor/{name}"], "range": rows[f"range/{name}"]}, key)
     views = {field: rows[field] for field in ("words", "figure_words", "closeness", "boxes", "flips")}
     run.save(WORDS, {**common, **views}, key)
