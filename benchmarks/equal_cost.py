@@ -111,7 +111,9 @@ def read_output(classifier: Classifier, output: Any) -> Tensor:
     if classifier.probe is None:
         logits: Tensor = output.logits
         return logits
-    return classifier.probe.logits(image_feature(output.last_hidden_state, classifier.backbone.prefix))
+    return classifier.probe.logits(
+        image_feature(output.last_hidden_state, classifier.backbone.prefix, classifier.backbone.has_cls)
+    )
 
 
 @torch.inference_mode()

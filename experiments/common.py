@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from redi.backbone import Backbone, load_backbone
+from redi.backbone.classifier import final_feature
 from redi.deploy import Accelerated, Setting
 from redi.deploy.readout import TEMPERATURE, ImageReadout, Logits, Pixels
 from redi.images import open_images
 from redi.images.loader import ViewDataset
-from redi.probe import image_feature
 from redi.reduction import Extent, Progressive
 from redi.statistics import divergence
 
@@ -75,7 +75,7 @@ class Development:
             if backbone.head:
                 outputs.append(backbone.classify(hidden))
             else:
-                outputs.append(image_feature(backbone.final_norm(hidden), backbone.prefix))
+                outputs.append(final_feature(backbone, hidden, prenorm=False))
         return torch.cat(outputs) if bank is None else torch.cat(outputs) @ bank.T / TEMPERATURE
 
 

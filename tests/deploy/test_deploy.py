@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import BeitConfig, BeitModel, ViTImageProcessorPil, ViTModel, pipeline
 
-from families import CHECKPOINTS, make_model, save_checkpoint
+from families import CHECKPOINTS, inputs_of, make_model, save_checkpoint
 from redi import unreduce
 from redi.backbone import Tokens, load_backbone
 from redi.deploy import Accelerated, Setting, accelerate
@@ -57,10 +57,8 @@ def library_outputs(name: str, pixels: Tensor) -> tuple[str | None, dict[str, Te
         if model.num_classes:
             return None, {"logits": model(pixels)}
         return None, {"last_hidden_state": model.forward_features(pixels)}
-    options: dict[str, Any] = {}
-    if name.startswith(("vit", "deit", "mae")):
-        options["interpolate_pos_encoding"] = True
     if name == "mae":
+        options: dict[str, Any] = {"interpolate_pos_encoding": True}
         model = model.vit
         model.config.mask_ratio = model.embeddings.config.mask_ratio = 0.0
         # Without masking MAE still shuffles by noise; increasing noise keeps the order.
@@ -68,7 +66,7 @@ def library_outputs(name: str, pixels: Tensor) -> tuple[str | None, dict[str, Te
         options["noise"] = torch.arange(patches).float().expand(len(pixels), -1)
         hidden = model(pixels, **options).last_hidden_state
         return "BaseModelOutputWithPooling", {"last_hidden_state": hidden}
-    output = model(pixels, **options)
+    output = model(**inputs_of(model, pixels))
     return type(output).__name__, dict(output)
 
 
@@ -97,7 +95,7 @@ def test_the_given_model_is_left_alone(name: str) -> None:
     given = make_model(name)
     pixels = images()
     torch.manual_seed(1)
-    before = given(pixels)
+    before = given(**inputs_of(given, pixels))
     weights = {key: value.clone() for key, value in given.state_dict().items()}
     attention = given.config._attn_implementation
     learning = [parameter.requires_grad for parameter in given.parameters()]
@@ -115,7 +113,7 @@ def test_the_given_model_is_left_alone(name: str) -> None:
         assert value.dtype == torch.float32
         assert torch.equal(value, weights[key])
     torch.manual_seed(1)  # MAE masks at random
-    assert_equal_outputs(given.eval()(pixels), before, exact=0)
+    assert_equal_outputs(given.eval()(**inputs_of(given, pixels)), before, exact=0)
 
 
 @pytest.mark.parametrize("name", TIMM_CHECKPOINTS)
@@ -163,8 +161,10 @@ def test_every_patch_has_the_token_it_went_into(name: str, models: dict[str, Any
         spread = unreduce(short.last_hidden_state[:, prefix:], short.source)
         assert torch.equal(full.last_hidden_state[:, prefix:], spread)
         assert torch.equal(full.last_hidden_state[:, :prefix], short.last_hidden_state[:, :prefix])
-        if full.pooler_output is not None:
-            assert torch.equal(full.pooler_output, short.pooler_output)
+        if getattr(full, "pooler_output", None) is not None:
+            torch.testing.assert_close(full.pooler_output, short.pooler_output, atol=1e-5, rtol=1e-5)
+        if name == "clip_projection":
+            assert torch.equal(full.image_embeds, model.backbone.project(short.pooler_output))
 
 
 @families
@@ -234,6 +234,8 @@ def test_leaving_out_the_last_mlp_of_the_patches_is_exact(name: str, models: dic
 @families
 def test_the_last_block_can_compute_the_prefix_alone(name: str, models: dict[str, Any]) -> None:
     backbone = accelerate(models[name]).backbone
+    if not backbone.prefix:
+        return
     tokens, reducer, schedule = backbone.embed(images()), Setting().reducer, (30, 20, 20)
     rows: list[int] = []
     queries = [part for path, part in backbone.blocks[-1].named_modules() if path.endswith("q_proj")]
@@ -245,7 +247,7 @@ def test_the_last_block_can_compute_the_prefix_alone(name: str, models: dict[str
         hook.remove()
     torch.testing.assert_close(short.hidden, whole.hidden[:, : backbone.prefix], atol=1e-5, rtol=1e-5)
     assert torch.equal(short.source, whole.source)
-    assert backbone.geometry.prefix_queries == (not name.startswith("timm"))
+    assert backbone.geometry.prefix_queries == (not name.startswith(("timm", "clip")))
     if backbone.geometry.prefix_queries:
         assert rows == [backbone.prefix + 20, backbone.prefix]
 
@@ -319,7 +321,7 @@ def test_pipelines_of_transformers(
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     answer = pipeline(task, model=model, image_processor=processor)(Image.fromarray(noise))
     assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
-    expected = direct["last_hidden_state"] if "logits" not in direct else None
+    expected = direct[0] if "logits" not in direct else None
     if expected is None:
         expected, classes = direct["logits"][0].softmax(dim=0).topk(5)
         names = [model.config.id2label[number] for number in classes.tolist()]

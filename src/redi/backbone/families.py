@@ -108,8 +108,11 @@ class Family:
     has_cls: Callable[[Any], bool] = lambda config: True  # whether token 0 is a CLS token
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
     halves: Halves
-    pool: Callable[[Any, Normed], Tensor | None]  # (encoder, normed tokens) -> pooler_output
+    #: (encoder, normed tokens, patches per token or None if each is one) -> pooler_output
+    pool: Callable[[Any, Normed, Float[Tensor, "batch reduced"] | None], Tensor | None]
     joint: bool = False  # whether pooler_output, behind the projection if there is one, is compared with texts
+    normed_output: bool = True  # whether ``last_hidden_state`` is after the final norm
+    flattened_input: bool = False  # whether the model takes flattened patches instead of pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +125,6 @@ class TransformersFamily(Family):
     heads: dict[str, Head]  # by the name in the checkpoint's "architectures"
     maps: Maps | None = None  # None if transformers has no backbone class for it
     projection: Projection | None = None
-    normed_output: bool = True  # whether ``last_hidden_state`` is after the final norm
-    patched_input: bool = False  # whether the model takes flattened patches instead of pixels
 
 
 def _embed_rope(model: Any, pixels: Tensor) -> tuple[Tensor, Rope | None]:
@@ -249,18 +250,30 @@ _SCALED = Halves(_attend_scaled, _transform_scaled, "mlp", _attend_prefix_scaled
 _PROJECTED = Halves(_attend_projected, _transform_projected, "mlp")  # CLIP, SigLIP
 
 
-def _pool_dense(encoder: Any, normed: Normed) -> Tensor | None:
+def _pool_dense(encoder: Any, normed: Normed, _sizes: Tensor | None) -> Tensor | None:
     """ViT, DeiT: a layer on the CLS token, if the model has one."""
     return None if encoder.pooler is None else encoder.pooler(normed)
 
 
-def _pool_cls(_encoder: Any, normed: Normed) -> Tensor | None:
+def _pool_cls(_encoder: Any, normed: Normed, _sizes: Tensor | None) -> Tensor | None:
     return normed[:, 0]
 
 
-def _pool_attention(encoder: Any, normed: Normed) -> Tensor | None:
-    """SigLIP: a learned query attends to the patches, if the model has this head."""
-    return encoder.head(normed) if encoder.use_head else None
+def _pool_attention(encoder: Any, normed: Normed, sizes: Tensor | None) -> Tensor | None:
+    """SigLIP: a learned query attends to the patches, if the model has this head.
+
+    A token that stands for several patches gets as much attention as that many copies of it.
+    """
+    if not encoder.use_head:
+        return None
+    head = encoder.head
+    if sizes is None:
+        return head(normed)  # type: ignore[no-any-return]
+    attention = head.attention
+    bias = sizes.log().to(normed.dtype).repeat_interleave(attention.num_heads, dim=0)[:, None]
+    query = head.probe.expand(len(normed), -1, -1)
+    pooled, _ = attention(query, normed, normed, attn_mask=bias, need_weights=False)
+    return (pooled + head.mlp(head.layernorm(pooled)))[:, 0]  # type: ignore[no-any-return]
 
 
 def _classify_cls(model: Any, normed: Normed, _prefix: int) -> Logits:
@@ -380,7 +393,7 @@ FAMILIES: dict[str, TransformersFamily] = {
     ),
     "siglip_vision_model": _SIGLIP,
     "siglip2_vision_model": replace(
-        _SIGLIP, config=Siglip2VisionConfig, encoder=Siglip2VisionModel, embed=_embed_flattened, patched_input=True
+        _SIGLIP, config=Siglip2VisionConfig, encoder=Siglip2VisionModel, embed=_embed_flattened, flattened_input=True
     ),
 }
 #: Models of images and texts by their ``model_type``, whose image tower is one of the architectures above.

@@ -204,7 +204,7 @@ class Backbone(nn.Module):
 
     def image_embedding(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch joint"]:
         """The embedding that texts are compared with, of unit length, from the sequence before the final norm."""
-        pooled = self.family.pool(self.encoder, self.final_norm(hidden)) if self.has_embedding else None
+        pooled = self.family.pool(self.encoder, self.final_norm(hidden), None) if self.has_embedding else None
         if pooled is None:
             raise BackboneError("This checkpoint gives no embedding that texts can be compared with, as CLIP does.")
         return normalize(self.project(pooled), dim=-1)

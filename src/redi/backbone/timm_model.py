@@ -194,7 +194,7 @@ TIMM = Family(
     prefix=lambda config: config.prefix,
     embed=_embed,
     halves=Halves(TimmBlock.attend, TimmBlock.transform, mlp="block.mlp"),
-    pool=lambda encoder, normed: None,
+    pool=lambda encoder, normed, sizes: None,
 )
 
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForSemanticSegmentation,
 )
 
+from redi.deploy.flattened import AcceleratedFlattened
 from redi.deploy.maps import AcceleratedBackbone
 from redi.deploy.model import KINDS, Accelerated, ReducedOutput
 from redi.deploy.processor import AcceleratedImageProcessor
@@ -30,7 +31,7 @@ from redi.deploy.whole import AcceleratedModel
 from redi.deploy.wrapping import accelerate
 from redi.records.setting import Setting
 
-KINDS[:] = [AcceleratedModel, AcceleratedBackbone]
+KINDS[:] = [AcceleratedModel, AcceleratedBackbone, AcceleratedFlattened]
 _PROCESSORS: dict[str, type] = {"pil": AcceleratedImageProcessor, "torchvision": AcceleratedImageProcessor}
 for _config in CONFIGS.values():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)

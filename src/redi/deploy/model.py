@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DeiTForImageClassificationWithTeacher, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.models.clip.modeling_clip import CLIPVisionModelOutput
 from transformers.models.deit.modeling_deit import DeiTForImageClassificationWithTeacherOutput
 from transformers.utils.generic import ModelOutput
 
@@ -59,6 +60,10 @@ class Accelerated(Published):
     def __init__(
         self, backbone: Backbone, setting: Setting, tuned: Tuned | None = None, original: Origin | None = None
     ) -> None:
+        if setting.relevance == "cls" and not backbone.has_cls:
+            raise ConfigError(
+                "This model has no CLS token, whose attention the setting's relevance reads: name another."
+            )
         super().__init__(backbone, setting.for_output(self.gives_maps))
         self.tuned = tuned  # the record that the setting comes from, for the model card
         self.original = original or origin(backbone.config)
@@ -166,14 +171,16 @@ class Accelerated(Published):
             start = self.setting.shared_blocks(backbone.depth)
             tokens = tokens.advanced(backbone.encode(tokens, stop=start))
         short = self._encode(tokens, self.schedule(grid), start, residual=not reduced)
-        normed = self._read(short, reduced)
+        hidden = self._read(short, reduced)
         if self.setting.second_look is not None:
-            normed = self._look_again(self.setting.second_look, tokens, normed, start)
+            hidden = self._look_again(self.setting.second_look, tokens, hidden, start)
+        normed = backbone.final_norm(hidden)
         if head is not None:
             output = self._classified(head, normed, labels)
         else:
-            pooled = backbone.family.pool(backbone.encoder, normed)
-            output = ReducedOutput(normed, pooled, short.sizes, short.source) if reduced else _encoded(normed, pooled)
+            pooled = backbone.family.pool(backbone.encoder, normed, short.sizes if reduced else None)
+            last = normed if backbone.family.normed_output else hidden
+            output = ReducedOutput(last, pooled, short.sizes, short.source) if reduced else self._encoded(last, pooled)
         return output.to_tuple() if return_dict is False else output
 
     def forward_intermediates(
@@ -224,26 +231,24 @@ class Accelerated(Published):
         )
 
     def _read(self, short: Shortened, reduced: bool) -> Float[Tensor, "batch tokens dim"]:
-        """The normed tokens: the prefix alone, the short sequence, or the full grid."""
+        """The tokens before the final norm: the prefix alone, the short sequence, or the full grid."""
         short_only = self.prefix_only or reduced
-        return self.backbone.final_norm(short.hidden if short_only else short.full(self.backbone.prefix))
+        return short.hidden if short_only else short.full(self.backbone.prefix)
 
     def _look_again(
-        self, look: SecondLook, tokens: Tokens, normed: Float[Tensor, "batch tokens dim"], start: int
+        self, look: SecondLook, tokens: Tokens, hidden: Float[Tensor, "batch tokens dim"], start: int
     ) -> Float[Tensor, "batch tokens dim"]:
         """Replace the rows of the images that the head is not sure of by those of the dense model."""
-        unsure = self._confidence(normed) < look.confidence
+        unsure = self._confidence(hidden) < look.confidence
         if not unsure.any():
-            return normed
+            return hidden
         again = replace(tokens, prefix=tokens.prefix[unsure], patches=tokens.patches[unsure])
         dense = self._encode(again, (tokens.patches.shape[1],) * self.backbone.depth, start)
-        return normed.index_put((unsure,), self._read(dense, reduced=False))
+        return hidden.index_put((unsure,), self._read(dense, reduced=False))
 
-    def _confidence(self, normed: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, " batch"]:
+    def _confidence(self, hidden: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, " batch"]:
         """The probability of the best class."""
-        head = self.backbone.head
-        assert head is not None
-        return head.classify(self.backbone.model, normed, self.backbone.prefix).float().softmax(dim=-1).amax(dim=-1)
+        return self.backbone.classify(hidden).float().softmax(dim=-1).amax(dim=-1)
 
     def _check_call(self, labels: Tensor | None, reduced: bool, unsupported: dict[str, Any]) -> None:
         wrong = [name for name, value in unsupported.items() if not (value is None or value is False)]
@@ -267,6 +272,12 @@ class Accelerated(Published):
             )
         loss = None if labels is None else model.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)
+
+    def _encoded(self, last: Any, pooled: Any) -> Any:
+        if self.backbone.projection is not None:
+            embeds: Any = self.backbone.project(pooled)
+            return CLIPVisionModelOutput(image_embeds=embeds, last_hidden_state=last)
+        return BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=pooled)
 
     def facts(self, name: str, license_name: str) -> Facts:
         """What the model card says; ``name`` is a folder or the name on the Hub."""
@@ -300,7 +311,3 @@ def assemble(parts: Parts, setting: Setting, tuned: Tuned | None, original: Orig
     """The accelerated model of the kind that the parts make."""
     kind = next((kind for kind in KINDS if kind.fits(parts)), Accelerated)
     return kind.of_parts(parts, setting, tuned, original)
-
-
-def _encoded(normed: Any, pooled: Any) -> Any:
-    return BaseModelOutputWithPooling(last_hidden_state=normed, pooler_output=pooled)

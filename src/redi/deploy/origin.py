@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,8 +51,15 @@ def live_input(config: Any, name: str = "") -> Preprocessing:
     file, patch = f"The image processor of {name}", square_patch(config)
     settings = _processor(name, download=False) or {}
     shorter, size = processor_sizes(settings)
-    sizes = (shorter, size) if size else (None, square(config.image_size))
+    sizes = (shorter, size) if size else (None, _own_size(config, patch))
     return own_input(file, settings, sizes, processor_input(file, settings, patch), patch)
+
+
+def _own_size(config: Any, patch: int) -> int:
+    """The side of the images that the learned positions are for; SigLIP 2 gives their number only."""
+    if hasattr(config, "image_size"):
+        return square(config.image_size)
+    return isqrt(config.num_patches) * patch
 
 
 def known_input(backbone: Backbone) -> Preprocessing:

@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from redi.backbone import Backbone
 from redi.backbone.checkpoint import checkpoint_folder, read_json, weight_shapes
-from redi.backbone.families import FAMILIES, Maps
+from redi.backbone.families import FAMILIES, TWO_TOWERS, Maps
 from redi.backbone.loading import plain_vit_config, quiet_transformers
 from redi.backbone.sizes import require_sizes
 from redi.deploy.origin import live_input
@@ -72,8 +72,12 @@ def wrap(model: PreTrainedModel) -> Backbone:
     name, kind = type(model).__name__, getattr(model.config, "model_type", None)
     family = FAMILIES.get(str(kind))
     head = family.heads.get(name) if family else None
-    if family is None or not (head or type(model) is family.encoder or type(model) in MAPS):
+    if kind in TWO_TOWERS and hasattr(model, "vision_model"):
+        raise BackboneError(f"{name} has a tower for images and one for texts: pass the first, model.vision_model.")
+    projects = family is not None and family.projection is not None and type(model) is family.projection.model
+    if family is None or not (head or projects or type(model) is family.encoder or type(model) in MAPS):
         supported = [title for entry in FAMILIES.values() for title in (entry.encoder.__name__, *entry.heads)]
+        supported += [entry.projection.model.__name__ for entry in FAMILIES.values() if entry.projection]
         supported += [ViTMAEModel.__name__, *(entry.__name__ for entry in MAPS), *WHOLE]
         raise BackboneError(f"{name} cannot be accelerated; supported are {', '.join(dict.fromkeys(supported))}.")
     return Backbone(_without_recorders(shared_copy(model)), family, head, live_input(model.config))

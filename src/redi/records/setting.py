@@ -12,6 +12,7 @@ from redi.errors import ArtifactError, ConfigError
 from redi.records.reading import read_record, write_record
 from redi.reduction import Extent, Progressive, Reduction
 from redi.reduction.protected import OURS, PROTECTION
+from redi.reduction.relevance import RELEVANCES
 from redi.reduction.schedule import Fewer, Shape, dense_shape, early_shape
 
 #: What the output is for: a decision about the image, or something about every patch. Each has its own reducer.
@@ -62,6 +63,7 @@ class Setting:
     second_look: SecondLook | None = None  # for a head: ``cost`` is then a mean over images
     outside: str = ""  # by how much the setting misses the tolerance of `redi tune`; empty if it does not
     task: str = ""  # classify or dense; empty means dense for a model that gives feature maps
+    relevance: str = ""  # cls, mean_query or received; empty means cls if the model has a CLS token, else mean_query
     restore: str = "residual"  # how merged patches return to the full grid: residual, or copy of their token
 
     def __post_init__(self) -> None:
@@ -71,6 +73,8 @@ class Setting:
             raise ConfigError(f"Protection must be 0 or more, not {self.protection:g}.")
         if self.task and self.task not in TASKS:
             raise ConfigError(f"A task is {' or '.join(TASKS)}, not {self.task!r}.")
+        if self.relevance and self.relevance not in RELEVANCES:
+            raise ConfigError(f"Relevance is one of {', '.join(RELEVANCES)}, not {self.relevance!r}.")
         if self.restore not in RESTORES:
             raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
         if self.steps < 0:
@@ -80,6 +84,8 @@ class Setting:
     def reducer(self) -> Progressive:
         default = OURS[TASKS[self.task or "classify"]]
         changes: dict[str, Any] = {}
+        if self.relevance:
+            changes["relevance"] = self.relevance
         if self.shape is not None:
             changes["schedule"] = self.shape
         if self.steps:
