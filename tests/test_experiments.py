@@ -17,6 +17,8 @@ EXPERIMENTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "
 #: Options that make an experiment short.
 SHORT = {
     "schedules.py": ["--costs", "0.75", "--shapes", "default", "hold=0.5"],
+    "relevance.py": ["--costs", "0.75"],
+    "pooling.py": ["--costs", "0.75", "--train", "4", "--steps", "2"],
     "second_look.py": ["--costs", "0.75", "--shares", "0.1", "--batches", "1"],
     "step_variants.py": ["--cost", "0.75"],
 }

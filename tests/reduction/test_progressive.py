@@ -453,7 +453,11 @@ def inputs_of_linear_layers(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def attention_of(block: Any) -> nn.Module:
-    attention: nn.Module = block.block.attn if isinstance(block, TimmBlock) else block.attention
+    if isinstance(block, TimmBlock):
+        block = block.block
+    attention: nn.Module = next(
+        getattr(block, name) for name in ("attn", "attention", "self_attn") if hasattr(block, name)
+    )
     return attention
 
 
@@ -473,7 +477,8 @@ def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tens
         rows = Watch(cls_rows, [block])
         backbone.encode(tokens, stop=block + 1, watch=[rows])
         watched = rows.value(block).mean(dim=1)[:, backbone.prefix :]
-        torch.testing.assert_close(inside.attention, watched)
+        torch.testing.assert_close(replace(inside, attending="cls").attention, watched)
+        assert (inside.attending == "cls") == backbone.has_cls
 
 
 @progressives
@@ -585,7 +590,9 @@ def test_the_blocks_equal_eager_attention_with_log_sizes(
     hidden, rope, prefix = tokens.sequence, tokens.rope, backbone.prefix
     done: list[Reduction] = []
     for block, count in zip(eager.blocks, schedule, strict=True):
-        options: dict[str, Any] = {} if rope is None else {"position_embeddings": rope}
+        options: dict[str, Any] = {"attention_mask": None}
+        if rope is not None:
+            options["position_embeddings"] = rope
         if done and reducer.proportional:
             groups = [members_of(done, image, 36) for image in range(3)]
             sizes = torch.tensor([[float(len(group)) for group in image] for image in groups])
