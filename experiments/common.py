@@ -24,12 +24,13 @@ PARITY = {"even": 0, "odd": 1}
 
 @dataclass(frozen=True)
 class Row:
-    """A variant with its cost, and its divergence from dense and agreement with it per image."""
+    """A variant with its cost, and what it does to each image: divergence from dense, agreement, the right class."""
 
     name: str
     cost: float
     divergence: Tensor
     agrees: Tensor
+    right: Tensor | None = None  # None if the classes of the images are not those of the head
 
     @property
     def kl(self) -> tuple[float, float]:
@@ -41,12 +42,18 @@ class Row:
         """In percent of the images."""
         return 100 * self.agrees.float().mean().item()
 
+    @property
+    def top1(self) -> str:
+        """In percent of the images."""
+        return "-" if self.right is None else f"{100 * self.right.float().mean().item():.1f}"
+
 
 @dataclass(frozen=True)
 class Development:
     """A backbone, images, and the dense logits of these images.
 
-    A backbone without a head is read by its similarities to a bank of other images, as in `redi tune`.
+    A backbone without a head is read by its similarities to a bank of other images, as in `redi tune`, and its class is
+    that of the nearest one.
     """
 
     backbone: Backbone
@@ -54,6 +61,7 @@ class Development:
     labels: Tensor
     readout: ImageReadout
     dense: Logits
+    classes: Tensor | None  # the class of each logit, in the numbering of the labels; None if unknown
 
     def row(self, name: str, variant: Accelerated | Setting | Progressive, cost: float = 0.65) -> Row:
         """Measure an accelerated model, a setting, or, as in `redi compare`, a progressive reducer at ``cost``."""
@@ -64,7 +72,8 @@ class Development:
             model = Accelerated(self.backbone, variant) if isinstance(variant, Setting) else variant
             logits, cost = self.readout.read(model, self.pixels), model.cost()
         agrees = self.readout.decide(logits) == self.readout.decide(self.dense)
-        return Row(name, cost, divergence(self.dense, logits), agrees)
+        right = None if self.classes is None else self.classes[logits.argmax(dim=1)] == self.labels
+        return Row(name, cost, divergence(self.dense, logits), agrees, right)
 
     @torch.inference_mode()
     def _logits(self, reducer: Progressive, extent: Extent) -> Logits:
@@ -89,10 +98,15 @@ def development(backbone: str | Path, images: str, limit: int = 200, classes: st
     dataset = ViewDataset(folder, model.preprocessing, four_views=False, seed=0)
     batches = list(dataset.batches(plan, workers=0))
     pixels, labels = torch.cat([batch.pixels[:, 0] for batch in batches]), torch.cat([b.labels for b in batches])
-    bank, pixels, labels = (pixels[:0], pixels, labels) if model.head else (pixels[0::2], pixels[1::2], labels[1::2])
+    answers: Tensor | None = None
+    bank = pixels[:0]
+    if not model.head:
+        bank, answers, pixels, labels = pixels[0::2], labels[0::2], pixels[1::2], labels[1::2]
+    elif len(model.class_names or []) == len(folder.class_names):
+        answers = torch.arange(len(folder.class_names))
     dense = Accelerated(model, Setting(cost=1.0))
     readout = ImageReadout(dense, bank, labels=None, batch=BATCH)
-    return Development(model, pixels, labels, readout, readout.read(dense, pixels))
+    return Development(model, pixels, labels, readout, readout.read(dense, pixels), answers)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -105,13 +119,14 @@ def show(rows: Sequence[Row]) -> str:
 
     A few images dominate the mean of KL, so differences are clearer in its root.
     """
-    lines = ["| variant | cost | KL (standard error) | root KL | agree | root KL minus the first |", "|---" * 6 + "|"]
+    lines = ["| variant | cost | Top-1 | KL (standard error) | root KL | agree | root KL minus the first |"]
+    lines.append("|---" * 7 + "|")
     for row in rows:
         (kl, error), root = row.kl, row.divergence.sqrt()
         more, more_error = mean_and_error(root - rows[0].divergence.sqrt())
         difference = f"{more:+.4f} ({more_error:.4f})" if row is not rows[0] else ""
-        cells = f"{row.cost:.3f} | {kl:.4f} ({error:.4f}) | {root.mean():.4f} | {row.agreement:.1f} | {difference}"
-        lines.append(f"| {row.name} | {cells} |")
+        cells = [row.name, f"{row.cost:.3f}", row.top1, f"{kl:.4f} ({error:.4f})", f"{root.mean():.4f}"]
+        lines.append(f"| {' | '.join([*cells, f'{row.agreement:.1f}', difference])} |")
     return "\n".join(lines)
 
 

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("classify", "dense"), default="classify")
     options = parser.parse_args()
     ground = development(options.backbone, options.images, options.limit, options.classes)
+    print(f"Dense: {ground.row('dense', Setting(1.0)).top1} % Top-1")
     for cost in options.costs:
         rows = [ground.row(name, Setting(cost, relevance=name, task=options.task)) for name in RELEVANCES]
         rows.append(ground.row("equal", Equal(cost, task=options.task)))
