@@ -23,7 +23,7 @@ from redi.errors import ConfigError
 from redi.images.preprocessing import to_bytes
 from redi.images.scenes import fitted
 from redi.reduction import PROGRESSIVE, Inside, Progressive, Reduction
-from redi.reduction.protected import protected
+from redi.reduction.protected import products_by_keys, protected
 from redi.reduction.schedule import Shape, dense_shape, early_shape
 
 #: Dense tokens in the bank.
@@ -58,7 +58,8 @@ def variants(depth: int) -> Iterator[Variant]:
     states = step(by_keys=False)
     yield Variant("partners by states", replace(states, products=PROGRESSIVE["protected"].products))
     for window in (32, 64, 256):
-        yield Variant(f"window {window}", step(window=window))
+        windowed = replace(step(window=window), products=partial(products_by_keys, window=window))
+        yield Variant(f"window {window}", windowed)
     shape = dense_shape(depth)
     shapes = {
         "early shape of classify": early_shape(depth),

@@ -18,7 +18,7 @@ from redi.errors import ConfigError, InvalidInput
 from redi.reduction import PROGRESSIVE, Extent, Inside, Progressive
 from redi.reduction.operator import OFFSET
 from redi.reduction.progressive import STEPS
-from redi.reduction.protected import WINDOW, protected
+from redi.reduction.protected import WINDOW, products_by_keys, protected
 from redi.reduction.schedule import Fewer, Shape, check_schedule, early, early_shape
 
 Vector = list[float]
@@ -158,6 +158,13 @@ def test_the_work_of_matching_grows_with_the_tokens_once_they_fill_the_windows()
         work = {n: PROGRESSIVE[name].products(n, n, 384, 64) / n for n in (256, 1024, 4096)}
         assert work[1024] == pytest.approx(work[256], rel=0.02)
         assert work[4096] == pytest.approx(work[256], rel=0.02)
+
+
+def test_the_products_of_matching_by_keys_follow_the_window() -> None:
+    """850 tokens: 425 of A, each compared with a window of 425, 213, 107, 61 or 31 of B."""
+    for window, compared in ((500, 425), (256, 213), (128, 107), (64, 61), (32, 31)):
+        assert products_by_keys(850, 850, 384, 64, window) == 425 * (compared * 64 + 384) + 850 * 384
+    assert products_by_keys(850, 850, 384, 64) == products_by_keys(850, 850, 384, 64, WINDOW)
 
 
 @counts

@@ -1,9 +1,9 @@
 """Settings that the user names, as a configuration."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from redi.errors import ConfigError
 from redi.runs.config import RunConfig, overlay, read_config
@@ -42,21 +42,27 @@ def configured(kind: type[T], settings: Mapping[str, Any], names: Mapping[str, s
     """
     own = {name: field for field, name in names.items()}
     entries = {own.get(entry.name, entry.name): entry for entry in fields(kind) if entry.name not in fixed}  # type: ignore[arg-type]
+    types = get_type_hints(kind)
     values = {}
     for name, value in settings.items():
         if name not in entries:
             raise ConfigError(f"There is no setting {name!r}; known are {', '.join(sorted(entries))}.")
         if value is None:
             continue
-        default = entries[name].default
+        entry = entries[name]
         value = str(value) if isinstance(value, Path) else value
-        if isinstance(default, tuple):
-            value = tuple(value) if isinstance(value, list | tuple) else (value,)
-        elif default not in (None, MISSING) and not _fits(value, type(default)):
-            raise ConfigError(f"{name} must be of type {type(default).__name__}, not {value!r}.")
-        values[entries[name].name] = value
+        several = isinstance(entry.default, tuple)
+        # The type of one value: int in ``int``, ``int | None`` and ``tuple[int, ...]``.
+        expected = (*get_args(types[entry.name]), types[entry.name])[0]
+        given = tuple(value) if several and isinstance(value, list | tuple) else (value,)
+        for one in given:
+            if not _fits(one, expected):
+                raise ConfigError(f"{name} must be of type {expected.__name__}, not {one!r}.")
+        values[entry.name] = given if several else value
     return kind(**fixed, **values)
 
 
 def _fits(value: object, kind: type) -> bool:
-    return type(value) is kind or (kind is float and type(value) is int)
+    if isinstance(value, bool):  # which is an int in Python
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)

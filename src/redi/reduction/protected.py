@@ -159,10 +159,10 @@ def _products(before: int, after: int, width: int, _head_dim: int) -> int:
     return (before // 2) * compared * width + before * width + removed * removed * (width + 1)
 
 
-def _products_by_keys(before: int, after: int, width: int, head_dim: int) -> int:
+def products_by_keys(before: int, after: int, width: int, head_dim: int, window: int = WINDOW) -> int:
     """The same with distances of keys, and the distance of each token of A to its partner."""
     removed = before - after
-    _, compared = _windows((before + 1) // 2, WINDOW)
+    _, compared = _windows((before + 1) // 2, window)
     pairs = (before // 2) * (compared * head_dim + width)
     return pairs + before * width + removed * removed * (width + 1)
 
@@ -176,7 +176,7 @@ OURS: dict[str, Progressive] = {
         from_the_start,
         halving=True,
         scored=True,
-        products=_products_by_keys,
+        products=products_by_keys,
     ),
     # ToMe on our schedule separates the gain of the matching from the gain of the schedule.
     "tome-early": Progressive(PEERS["tome"].step, early, halving=True, products=PEERS["tome"].products),
