@@ -453,7 +453,10 @@ def inputs_of_linear_layers(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def attention_of(block: Any) -> nn.Module:
-    attention: nn.Module = block.block.attn if isinstance(block, TimmBlock) else block.attention
+    if isinstance(block, TimmBlock):
+        block = block.block
+    names = ("attn", "attention", "self_attn")  # of timm, of most families of transformers, of CLIP and SigLIP
+    attention: nn.Module = next(getattr(block, name) for name in names if hasattr(block, name))
     return attention
 
 
@@ -470,10 +473,14 @@ def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tens
         # The last layer of an attention module is its output projection.
         context = (attention @ inside.value).transpose(1, 2).flatten(2)
         torch.testing.assert_close(context, seen[-1], atol=1e-5, rtol=1e-5)
-        rows = Watch(cls_rows, [block])
-        backbone.encode(tokens, stop=block + 1, watch=[rows])
-        watched = rows.value(block).mean(dim=1)[:, backbone.prefix :]
-        torch.testing.assert_close(inside.attention, watched)
+        if backbone.has_cls:
+            rows = Watch(cls_rows, [block])
+            backbone.encode(tokens, stop=block + 1, watch=[rows])
+            expected = rows.value(block)
+        else:  # the attention of the mean query
+            query = inside.query.mean(dim=2, keepdim=True)
+            expected = (query @ inside.key.transpose(2, 3) * inside.scale).softmax(dim=-1)[:, :, 0]
+        torch.testing.assert_close(inside.attention, expected.mean(dim=1)[:, backbone.prefix :])
 
 
 @progressives
@@ -585,7 +592,9 @@ def test_the_blocks_equal_eager_attention_with_log_sizes(
     hidden, rope, prefix = tokens.sequence, tokens.rope, backbone.prefix
     done: list[Reduction] = []
     for block, count in zip(eager.blocks, schedule, strict=True):
-        options: dict[str, Any] = {} if rope is None else {"position_embeddings": rope}
+        options: dict[str, Any] = {"attention_mask": None}
+        if rope is not None:
+            options["position_embeddings"] = rope
         if done and reducer.proportional:
             groups = [members_of(done, image, 36) for image in range(3)]
             sizes = torch.tensor([[float(len(group)) for group in image] for image in groups])
