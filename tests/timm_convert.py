@@ -1,6 +1,7 @@
 """transformers' weights under timm's names, so that both libraries can be given the same checkpoint."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,33 @@ _NAMES = [
     (r"\.(output\.dense|mlp\.down_proj)\.", ".mlp.fc2."),
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
 ]
+#: The same for CLIP and SigLIP.
+_TOWER_NAMES = [
+    (r"^vision_model\.", ""),
+    (r"^head\.probe$", "attn_pool.latent"),
+    (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+    (r"^head\.layernorm\.", "attn_pool.norm."),
+    (r"^head\.mlp\.", "attn_pool.mlp."),
+    (r"^encoder\.layers\.", "blocks."),
+    (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^embeddings\.class_embedding$", "cls_token"),
+    (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^pre_layrnorm\.", "norm_pre."),
+    (r"^post_layernorm\.", "norm."),
+    (r"^visual_projection\.", "head."),
+    (r"\.layer_norm(\d)\.", r".norm\1."),
+    (r"\.self_attn\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.self_attn\.out_proj\.", ".attn.proj."),
+]
 
 
-def timm_weights(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+def timm_weights(
+    weights: dict[str, Tensor], depth: int, names: Sequence[tuple[str, str]] = _NAMES
+) -> dict[str, Tensor]:
     """Names of ``VisionTransformer``; query, key and value are one matrix there."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        for pattern, new in _NAMES:
+        for pattern, new in names:
             name = re.sub(pattern, new, name)
         if not name.endswith("mask_token"):
             renamed[name] = tensor
@@ -50,6 +71,23 @@ def timm_weights(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
                 renamed[f"{at}q_bias"], renamed[f"{at}v_bias"] = parts[0], parts[2]
             else:
                 renamed[f"{at}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+    return renamed
+
+
+def tower_weights(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """CLIP's projection has a bias in timm; SigLIP's attention pool has a matrix for the query alone."""
+    renamed = timm_weights(weights, depth, _TOWER_NAMES)
+    renamed["pos_embed"] = renamed["pos_embed"][None]
+    if "cls_token" in renamed:
+        renamed["cls_token"] = renamed["cls_token"][None, None]
+    if "head.weight" in renamed:
+        renamed["head.bias"] = torch.zeros(len(renamed["head.weight"]))
+    for kind in ("weight", "bias"):
+        joined = renamed.pop(f"head.attention.in_proj_{kind}", None)
+        if joined is not None:
+            query, key, value = joined.chunk(3)
+            renamed[f"attn_pool.q.{kind}"] = query
+            renamed[f"attn_pool.kv.{kind}"] = torch.cat([key, value])
     return renamed
 
 
@@ -71,7 +109,8 @@ def write_timm_folder(
 ) -> Path:
     """A folder in timm's format with the given weights; ``settings`` may hold ``model_args``."""
     arguments = settings.pop("model_args", {})
-    model = timm().create_model(architecture, num_classes=classes, **arguments)
+    own = {"num_classes": classes}
+    model = timm().create_model(architecture, num_classes=classes, pretrained_cfg_overlay=own, **arguments)
     model.load_state_dict(weights)
     timm().models.save_for_hf(model, folder, model_args=arguments, model_config=settings, safe_serialization=True)
     return folder

@@ -20,6 +20,7 @@ class Small(NamedTuple):
     architecture: str
     classes: int = 0
     arguments: Mapping[str, Any] = MappingProxyType({})
+    projection: int = 0  # outputs of a last layer that is no classifier
 
 
 TIMM_CHECKPOINTS = {
@@ -31,15 +32,25 @@ TIMM_CHECKPOINTS = {
     "timm_dinov2_registers": Small("vit_small_patch14_reg4_dinov2"),
     "timm_dinov3": Small("vit_small_patch16_dinov3"),
     "timm_eva02": Small("eva02_tiny_patch14_224", 7),  # interleaved RoPE and learned positions
+    "timm_clip": Small("vit_xsmall_patch16_clip_224", projection=24),
+    "timm_siglip": Small("vit_base_patch16_siglip_224"),  # an attention pool; no prefix
+    "timm_gap_registers": Small("vit_betwixt_patch16_reg4_gap_256", 7),  # a prefix without a CLS token
 }
+#: Those whose own output texts are compared with.
+TIMM_JOINT = ("timm_clip", "timm_siglip")
 
 
 def small_timm(small: Small, **arguments: Any) -> nn.Module:
     """The model with timm's own initial weights, in evaluation mode."""
     torch.manual_seed(0)
     options = {**_SMALL, **small.arguments, **arguments}
+    outputs = small.classes or small.projection
     model: nn.Module = timm().create_model(
-        small.architecture, num_classes=small.classes, dynamic_img_size=True, **options
+        small.architecture,
+        num_classes=outputs,
+        dynamic_img_size=True,
+        pretrained_cfg_overlay={"num_classes": outputs} if small.projection else None,
+        **options,
     )
     return model.eval()
 

@@ -17,7 +17,7 @@ from redi.backbone import AttentionScores, Backbone, Watch, load_backbone
 from redi.backbone.families import FAMILIES
 from redi.errors import BackboneError, InvalidInput
 from redi.reduction import Budget, Reduction, reduce
-from timm_families import timm_attentions
+from timm_families import TIMM_CHECKPOINTS, timm_attentions
 
 
 def reference_outputs(name: str, pixels: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
@@ -26,7 +26,7 @@ def reference_outputs(name: str, pixels: Tensor) -> tuple[Tensor, Tensor | None,
     if name.startswith("timm_"):
         with torch.no_grad():
             normed, logits = model.forward_features(pixels), model(pixels)
-        return normed, logits if model.num_classes else None, timm_attentions(model, pixels)
+        return normed, logits if TIMM_CHECKPOINTS[name].classes else None, timm_attentions(model, pixels)
     model.set_attn_implementation("eager")
     encoder = encoder_of(model)
     options = {}

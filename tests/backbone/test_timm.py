@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from families import make_model, save_checkpoint
+from families import make_model, save_checkpoint, scramble
 from redi.backbone import AttentionScores, Backbone, Watch, load_backbone
+from redi.backbone.timm_loading import live_timm
 from redi.backbone.timm_model import TimmModel
 from redi.errors import BackboneError, InvalidInput
 from redi.reduction import Reduction
-from timm_families import TIMM_CHECKPOINTS, without_fused_attention
+from timm_families import TIMM_CHECKPOINTS, TIMM_JOINT, Small, save_timm, small_timm, without_fused_attention
 
 
 @pytest.fixture(scope="module", params=TIMM_CHECKPOINTS)
@@ -27,7 +28,9 @@ def dinov3(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
 
 
 def fused_flags(backbone: Backbone) -> list[bool]:
-    return [bool(part.fused_attn) for part in backbone.modules() if hasattr(part, "fused_attn")]
+    """Those of the blocks; an attention pool has one too."""
+    parts = [part for block in backbone.blocks for part in block.modules()]
+    return [bool(part.fused_attn) for part in parts if hasattr(part, "fused_attn")]
 
 
 def code_of(module: nn.Module) -> list[Any]:
@@ -48,7 +51,7 @@ def test_nothing_of_timm_is_changed_by_watching(backbone: Backbone, pixels: Tens
     before = code_of(backbone.model)
     tokens = backbone.embed(pixels)
     dense = backbone.encode(tokens)
-    scores = AttentionScores(backbone.depth, backbone.prefix)
+    scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
     backbone.encode(tokens, watch=scores.watches)
     assert flags == [True] * backbone.depth
     assert fused_flags(backbone) == flags
@@ -132,12 +135,11 @@ def test_shuffling_patches_with_their_rotary_positions_shuffles_the_outputs(
 
 def pooled(name: str, normed: Tensor, model: Any) -> Tensor:
     """Each head written out."""
-    if name == "timm_vit_average":
-        logits: Tensor = model.head(model.fc_norm(normed[:, 1:].mean(dim=1)))
+    prefix = {"timm_vit_average": 1, "timm_eva02": 1, "timm_gap_registers": 4}
+    if name in prefix:
+        logits: Tensor = model.head(model.fc_norm(normed[:, prefix[name] :].mean(dim=1)))
     elif name == "timm_deit_distilled":
         logits = (model.head(normed[:, 0]) + model.head_dist(normed[:, 1])) / 2
-    elif name == "timm_eva02":
-        logits = model.head(model.fc_norm(normed[:, 1:].mean(dim=1)))
     else:
         logits = model.head(normed[:, 0])
     return logits
@@ -155,6 +157,80 @@ def test_a_head_pools_as_it_was_trained_also_over_fewer_tokens(name: str, tmp_pa
         with torch.no_grad():
             expected = pooled(name, model.norm(hidden), model)
         torch.testing.assert_close(backbone.classify(hidden), expected, atol=1e-5, rtol=1e-5)
+
+
+def attention_pool(pool: Any, tokens: Tensor) -> Tensor:
+    """A learned query that attends to the tokens, then an MLP. One head at a time."""
+    query = pool.q(pool.latent[0])
+    key, value = pool.kv(tokens).chunk(2, dim=-1)
+    heads = []
+    for part in torch.arange(query.shape[-1]).chunk(pool.num_heads):
+        attention = (query[:, part] @ key[..., part].transpose(1, 2) / len(part) ** 0.5).softmax(dim=-1)
+        heads.append((attention @ value[..., part])[:, 0])
+    attended = pool.proj(torch.cat(heads, dim=-1))
+    return attended + pool.mlp(pool.norm(attended))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", TIMM_CHECKPOINTS)
+def test_the_embedding_for_texts_is_the_models_own_output(name: str, tmp_path: Path, pixels: Tensor) -> None:
+    backbone, model = load_backbone(save_checkpoint(name, tmp_path)), make_model(name)
+    hidden = backbone.encode(backbone.embed(pixels))
+    assert backbone.has_embedding == (name in TIMM_JOINT)
+    if not backbone.has_embedding:
+        with pytest.raises(BackboneError, match="no embedding that texts can be compared with"):
+            backbone.image_embedding(hidden)
+        return
+    with torch.no_grad():
+        output, normed = model(pixels), model.norm(hidden)
+        written = model.head(normed[:, 0]) if name == "timm_clip" else attention_pool(model.attn_pool, normed)
+    for expected in (output, written):
+        unit = expected / expected.square().sum(dim=1, keepdim=True).sqrt()
+        torch.testing.assert_close(backbone.image_embedding(hidden), unit, atol=1e-5, rtol=1e-5)
+
+
+#: Models beyond those of the other tests, with what is expected: prefix, a CLS token, a head, an embedding for texts.
+OTHERS = {
+    "average without fc_norm": (Small("vit_medium_patch16_gap_256", 7), (0, False, True, False)),
+    "attention pool with a head": (Small("vit_so150m_patch16_reg4_map_256", 7), (4, False, True, False)),
+    "AIMv2": (Small("aimv2_large_patch14_224"), (0, False, False, False)),
+    "RoPE with a register": (Small("vit_medium_patch16_rope_reg1_gap_256", 7), (1, False, True, False)),
+    "SigLIP with a head": (Small("vit_base_patch16_siglip_224", 7), (0, False, True, False)),
+    "SigLIP without its pool": (Small("vit_base_patch16_siglip_gap_224"), (0, False, False, False)),
+    "CLIP without its projection": (Small("vit_xsmall_patch16_clip_224"), (1, True, False, False)),
+    "CLIP with another last layer": (Small("vit_xsmall_patch16_clip_224", 7), (1, True, True, False)),
+    "CLIP, fine-tuned": (Small("vit_base_patch16_clip_224", projection=7), (1, True, True, False)),
+    "EVA CLIP": (Small("eva02_base_patch16_clip_224", projection=24), (1, True, False, True)),
+    "PE Core": (Small("vit_pe_core_small_patch16_384", projection=24), (1, True, False, True)),
+    "PE Core without a CLS token": (Small("vit_pe_core_gigantic_patch14_448", projection=24), (0, False, False, True)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_poolings_are_timms_by_folder_and_live(other: str, tmp_path: Path, pixels: Tensor) -> None:
+    small, expected = OTHERS[other]
+    model: Any = scramble(small_timm(small))
+    with torch.no_grad():
+        features, output = model.forward_features(pixels), model(pixels)
+    for backbone in (load_backbone(save_timm(model, tmp_path, small)), live_timm(model)):
+        has_head, has_embedding = backbone.head is not None, backbone.has_embedding
+        assert (backbone.prefix, backbone.has_cls, has_head, has_embedding) == expected
+        hidden = backbone.encode(backbone.embed(pixels))
+        torch.testing.assert_close(backbone.final_norm(hidden), features, atol=1e-5, rtol=1e-5)
+        if backbone.head is not None:
+            assert backbone.head.prefix_only == (model.global_pool == "token")
+            torch.testing.assert_close(backbone.classify(hidden), output, atol=1e-5, rtol=1e-5)
+        if has_embedding:
+            unit = nn.functional.normalize(output, dim=-1)
+            torch.testing.assert_close(backbone.image_embedding(hidden), unit, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_behind_an_attention_pool_reads_every_token() -> None:
+    """Whatever ``global_pool`` says: ``Eva`` keeps its pool if it is told to read the class token."""
+    model: Any = small_timm(Small("vit_pe_core_small_patch16_384"))
+    model.reset_classifier(7, "token")
+    head = live_timm(model).head
+    assert head is not None
+    assert head.prefix_only == (model.attn_pool is None)
 
 
 def test_costs_and_moves_know_the_backbone(dinov3: Backbone) -> None:

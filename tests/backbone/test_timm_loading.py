@@ -11,10 +11,12 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from families import save_checkpoint
 from redi.backbone import checkpoint, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
+from redi.backbone.timm_loading import live_timm
 from redi.errors import BackboneError
 from timm_families import Small, edit_config, save_timm, small_timm
 from timm_import import timm
@@ -120,7 +122,8 @@ def test_no_pickle_is_read_whatever_the_configuration_says(folder: Path, monkeyp
 
 def test_sizes_that_the_weights_do_not_have_are_refused_before_a_model_is_built(folder: Path) -> None:
     arguments = json.loads((folder / "config.json").read_text())["model_args"]
-    for change in ({"depth": 10**6}, {"embed_dim": 10**9}, {"num_classes": 10**9}, {"reg_tokens": 10**9}):
+    changes = {"depth": 10**6, **dict.fromkeys(("embed_dim", "num_classes", "reg_tokens", "num_reg_tokens"), 10**9)}
+    for change in ({field: value} for field, value in changes.items()):
         edit_config(folder, model_args={**arguments, **change})
         with pytest.raises(BackboneError, match=f"{next(iter(change))} = 10*, but the weights are those of a smaller"):
             load_backbone(folder)
@@ -167,7 +170,6 @@ def test_a_wrong_name_is_one_line_with_the_nearest(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("small", "problem"),
     [
-        (Small("vit_base_patch16_siglip_224"), "has no class token"),
         (Small("vit_small_patch16_224", 0, {"in_chans": 1}), "does not take RGB images"),
         (Small("vit_small_patch16_18x2_224"), "has blocks of type ParallelThingsBlock"),
         (Small("vit_small_patch16_rope_mixed_224"), "differ from block to block"),
@@ -252,20 +254,34 @@ def test_the_nearest_names_hold_what_was_asked_for(name: str, offered: str) -> N
     assert offered in first
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224.webli", "vit_base_patch16_224."])
+def test_an_attention_pool_of_another_kind_is_refused() -> None:
+    model: Any = small_timm(Small("vit_base_patch16_siglip_224"))
+    model.attn_pool = torch.nn.Identity()
+    with pytest.raises(BackboneError, match=r"^vit_base_patch16_siglip_224 has an attention pool of type Id.*; .*$"):
+        live_timm(model)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224.sw_in1k", "vit_base_patch16_224."])
 def test_what_cannot_work_is_said_before_a_download(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise AssertionError("nothing may be downloaded")
 
     monkeypatch.setattr(checkpoint, "snapshot_download", refuse)
-    with pytest.raises(BackboneError, match=r"no class token.*the nearest names are|no weights"):
+    with pytest.raises(BackboneError, match=r"blocks of type.*the nearest names are|no weights"):
         load_backbone(f"timm:{name}")
 
 
-def test_a_projection_is_no_classifier(tmp_path: Path) -> None:
-    small = Small("vit_base_patch16_clip_224", 7)
-    folder = save_timm(small_timm(small), tmp_path, small)
-    assert load_backbone(folder).head is None
+def test_weights_that_timm_does_not_miss_are_missed_here(tmp_path: Path) -> None:
+    """timm reads a SigLIP tower that has no attention pool without insisting on every weight."""
+    whole, file = Small("vit_base_patch16_siglip_224"), tmp_path / "model.safetensors"
+    save_timm(small_timm(whole), tmp_path, whole)
+    edit_config(tmp_path, architecture="vit_base_patch16_siglip_gap_224")
+    assert load_backbone(tmp_path).depth == 3, "the weights of the pool are left over"
+    weights = load_file(file)
+    del weights["blocks.1.mlp.fc1.weight"]
+    save_file(weights, file)
+    with pytest.raises(BackboneError, match=r"^.* lacks 1 weights, e\.g\. blocks\.1\.mlp\.fc1\.weight: .*$"):
+        load_backbone(tmp_path)
 
 
 def test_a_head_without_pooling_is_no_classifier(tmp_path: Path) -> None:

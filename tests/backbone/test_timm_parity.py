@@ -12,7 +12,7 @@ from families import save_model, scrambled
 from redi.backbone import AttentionScores, Backbone, load_backbone
 from redi.images import load_image
 from redi.reduction import PROGRESSIVE, Budget, reduce
-from timm_convert import eva_weights, split_positions, stored_weights, timm_weights, write_timm_folder
+from timm_convert import eva_weights, split_positions, stored_weights, timm_weights, tower_weights, write_timm_folder
 
 _SMALL = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "mlp_ratio": 2}
 
@@ -23,25 +23,29 @@ class Pair(NamedTuple):
 
 
 PAIRS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    # name: (checkpoint of tests/families.py, timm's architecture, classes, changed configuration)
+    # name: (checkpoint of tests/families.py, timm's architecture, outputs of its last layer, changed configuration)
     "vit": ("vit_head", "vit_tiny_patch16_224", 7, {"layer_norm_eps": 1e-6}),
     "dinov2": ("dinov2", "vit_small_patch14_dinov2", 0, {}),
     "dinov2_registers": ("dinov2_registers", "vit_small_patch14_reg4_dinov2", 0, {}),
     "dinov3": ("dinov3", "vit_small_patch16_dinov3_qkvb", 0, {}),
+    "clip": ("clip_projection", "vit_base_patch16_clip_quickgelu_224", 24, {}),
+    "siglip": ("siglip", "vit_base_patch16_siglip_224", 0, {"hidden_act": "gelu"}),  # timm's own choice
 }
+#: The functions that rename the weights, if it is not ``timm_weights``.
+CONVERT = {"dinov3": eva_weights, "clip": tower_weights, "siglip": tower_weights}
 
 
 @pytest.fixture(scope="module", params=PAIRS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     pytest.importorskip("timm")
-    name, architecture, classes, changes = PAIRS[request.param]
+    name, architecture, outputs, changes = PAIRS[request.param]
     folder = tmp_path_factory.mktemp(name)
     original = save_model(scrambled(name, **changes), folder / "transformers")
     weights = stored_weights(original)
-    converted = eva_weights(weights, 3) if name == "dinov3" else timm_weights(weights, 3)
+    converted = CONVERT.get(request.param, timm_weights)(weights, 3)
     if name == "dinov2_registers":
         converted = split_positions(converted)
-    write_timm_folder(folder / "timm", converted, architecture, classes, model_args=_SMALL)
+    write_timm_folder(folder / "timm", converted, architecture, outputs, model_args=_SMALL)
     return Pair(load_backbone(original), load_backbone(f"timm:{folder / 'timm'}"))
 
 
@@ -52,6 +56,7 @@ def close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> None:
 def test_tokens_positions_and_dense_outputs(pair: Pair, pixels: Tensor) -> None:
     one, other = pair.of_transformers.embed(pixels), pair.of_timm.embed(pixels)
     assert (pair.of_timm.prefix, other.grid) == (pair.of_transformers.prefix, one.grid)
+    assert pair.of_timm.has_cls == pair.of_transformers.has_cls
     close(other.sequence, one.sequence)
     assert (one.rope is None) == (other.rope is None)
     if one.rope is not None and other.rope is not None:
@@ -62,12 +67,15 @@ def test_tokens_positions_and_dense_outputs(pair: Pair, pixels: Tensor) -> None:
     close(pair.of_timm.final_norm(hidden), pair.of_transformers.final_norm(hidden))
     if pair.of_transformers.head is not None:
         close(pair.of_timm.classify(hidden), pair.of_transformers.classify(hidden))
+    assert pair.of_timm.has_embedding == pair.of_transformers.has_embedding
+    if pair.of_transformers.has_embedding:
+        close(pair.of_timm.image_embedding(hidden), pair.of_transformers.image_embedding(hidden))
 
 
 def test_attention_statistics(pair: Pair, pixels: Tensor) -> None:
     scores = []
     for backbone in pair:
-        watched = AttentionScores(backbone.depth, backbone.prefix)
+        watched = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
         backbone.encode(backbone.embed(pixels), watch=watched.watches)
         scores.append(watched)
     for one, other in zip(scores[0].means.values(), scores[1].means.values(), strict=True):

@@ -455,9 +455,8 @@ def inputs_of_linear_layers(module: nn.Module) -> Iterator[list[Tensor]]:
 def attention_of(block: Any) -> nn.Module:
     if isinstance(block, TimmBlock):
         block = block.block
-    attention: nn.Module = next(
-        getattr(block, name) for name in ("attn", "attention", "self_attn") if hasattr(block, name)
-    )
+    names = ("attn", "attention", "self_attn")  # of timm, of most families of transformers, of CLIP and SigLIP
+    attention: nn.Module = next(getattr(block, name) for name in names if hasattr(block, name))
     return attention
 
 
@@ -474,11 +473,14 @@ def test_a_step_sees_the_attention_of_its_block(backbone: Backbone, pixels: Tens
         # The last layer of an attention module is its output projection.
         context = (attention @ inside.value).transpose(1, 2).flatten(2)
         torch.testing.assert_close(context, seen[-1], atol=1e-5, rtol=1e-5)
-        rows = Watch(cls_rows, [block])
-        backbone.encode(tokens, stop=block + 1, watch=[rows])
-        watched = rows.value(block).mean(dim=1)[:, backbone.prefix :]
-        torch.testing.assert_close(replace(inside, attending="cls").attention, watched)
-        assert (inside.attending == "cls") == backbone.has_cls
+        if backbone.has_cls:
+            rows = Watch(cls_rows, [block])
+            backbone.encode(tokens, stop=block + 1, watch=[rows])
+            expected = rows.value(block)
+        else:  # the attention of the mean query
+            query = inside.query.mean(dim=2, keepdim=True)
+            expected = (query @ inside.key.transpose(2, 3) * inside.scale).softmax(dim=-1)[:, :, 0]
+        torch.testing.assert_close(inside.attention, expected.mean(dim=1)[:, backbone.prefix :])
 
 
 @progressives

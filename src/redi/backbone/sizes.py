@@ -15,7 +15,7 @@ COUNTS = {
     **dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"), 1),
     **dict.fromkeys(("depth", "embed_dim", "num_heads"), 1),
     **dict.fromkeys(("num_channels", "in_chans", "patch_size", "image_size", "img_size"), 1),
-    **dict.fromkeys(("num_register_tokens", "reg_tokens", "num_labels", "num_classes"), 0),
+    **dict.fromkeys(("num_register_tokens", "reg_tokens", "num_reg_tokens", "num_labels", "num_classes"), 0),
 }
 #: Fields that may give one number per axis.
 PER_AXIS = ("patch_size", "image_size", "img_size")

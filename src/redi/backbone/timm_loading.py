@@ -18,7 +18,7 @@ from redi.backbone.families import square
 from redi.backbone.inputs import checkpoint_input
 from redi.backbone.model import Backbone
 from redi.backbone.sizes import require_sizes
-from redi.backbone.timm_model import TIMM, TimmConfig, TimmModel, timm_head
+from redi.backbone.timm_model import TIMM, TIMM_JOINT, TimmConfig, TimmModel, timm_head
 from redi.errors import BackboneError
 from redi.images.preprocessing import Preprocessing, shorter_side
 
@@ -26,8 +26,12 @@ from redi.images.preprocessing import Preprocessing, shorter_side
 PREFIX = "timm:"
 #: timm's modules whose models may be a plain VisionTransformer or Eva.
 MODULES = ("vision_transformer", "deit", "eva")
-#: Parts of the names of models whose last layer projects to a joint embedding of images and texts.
-PROJECTING = ("clip", "vit_pe_")
+#: Parts of the names of towers that are trained with texts and end in a projection to the joint embedding.
+PROJECTING = ("clip", "vit_pe_core")
+#: Part of the names of towers that are trained with texts and whose attention pool gives the joint embedding.
+POOLING = "siglip"
+#: Part of the tag of weights that were fine-tuned on labels, so that the last layer is a classifier.
+FINE_TUNED = "_ft_"
 #: Number of names to suggest if a name is unknown.
 NEAREST = 3
 
@@ -86,8 +90,10 @@ def load_timm(
         reason = " ".join(str(error).split())
         raise BackboneError(f"{name} cannot be loaded ({type(error).__name__}): {reason[:200]}") from error
     _require_plain(vit, name)
+    if POOLING in architecture and vit.attn_pool is None:  # where timm does not insist on every weight
+        _require_weights(vit, name, shapes)
     preprocessing = _preprocessing(folder / "config.json", vit, options)
-    return _backbone(vit.float(), architecture, preprocessing, options, settings)
+    return _backbone(vit.float(), architecture, preprocessing, pretrained, settings)
 
 
 def is_timm(model: nn.Module) -> bool:
@@ -114,21 +120,38 @@ def _preprocessing(source: str | Path, vit: Any, options: dict[str, Any]) -> Pre
 
 
 def _backbone(
-    vit: Any, architecture: str, preprocessing: Preprocessing, options: dict[str, Any], settings: dict[str, Any]
+    vit: Any, architecture: str, preprocessing: Preprocessing, pretrained: dict[str, Any], settings: dict[str, Any]
 ) -> Backbone:
-    """Wrap a plain model. ``options`` is its pretrained_cfg, ``settings`` the config.json that it was loaded with."""
-    projects = any(part in architecture for part in PROJECTING)
-    has_head = isinstance(vit.head, nn.Linear) and bool(vit.global_pool) and not projects
-    names = class_names(settings, options, vit.num_classes) if has_head else []
+    """Wrap a plain model. ``pretrained`` is its pretrained_cfg, ``settings`` the config.json that it came with."""
+    is_joint = _is_joint(vit, architecture, pretrained)
+    has_head = isinstance(vit.head, nn.Linear) and bool(vit.global_pool) and not is_joint
+    names = class_names(settings, pretrained, vit.num_classes) if has_head else []
     config = TimmConfig(
         hidden_size=vit.embed_dim,
         num_attention_heads=vit.blocks[0].attn.num_heads,
         patch_size=square(vit.patch_embed.patch_size),
         prefix=vit.num_prefix_tokens,
+        has_cls=vit.cls_token is not None,
         id2label=dict(enumerate(names)),
         settings=settings,
     )
-    return Backbone(TimmModel(vit, config), TIMM, timm_head(vit) if has_head else None, preprocessing)
+    family = TIMM_JOINT if is_joint else TIMM
+    return Backbone(TimmModel(vit, config), family, timm_head(vit) if has_head else None, preprocessing)
+
+
+def _is_joint(vit: Any, architecture: str, pretrained: dict[str, Any]) -> bool:
+    """Whether the model's own output is the embedding that texts are compared with.
+
+    The last layer of a CLIP or PE tower is a classifier instead if the tag says that the weights were fine-tuned, or
+    if the layer was replaced: then its size is not that of the ``pretrained_cfg``.
+    """
+    if not vit.global_pool:
+        return False
+    if not isinstance(vit.head, nn.Linear):
+        return vit.attn_pool is not None and POOLING in architecture
+    is_own = vit.num_classes == pretrained.get("num_classes", vit.num_classes)
+    is_fine_tuned = FINE_TUNED in str(pretrained.get("tag"))
+    return is_own and not is_fine_tuned and any(part in architecture for part in PROJECTING)
 
 
 def import_timm() -> Any:
@@ -214,16 +237,17 @@ def _require_arguments(folder: Path, arguments: dict[str, Any]) -> None:
 
 
 def _require_plain(vit: Any, name: str | Path) -> None:
-    """Require a class token, a grid of square patches, plain blocks, and attention that makes one fused call."""
-    from timm.layers import Attention, AttentionRope, PatchEmbed
+    """Require a grid of square patches, plain blocks, attention that makes one fused call, and a known pooling."""
+    from timm.layers import Attention, AttentionPoolLatent, AttentionRope, PatchEmbed
     from timm.models.eva import Eva, EvaAttention, EvaBlock
     from timm.models.vision_transformer import Block, VisionTransformer
 
+    pool = getattr(vit, "attn_pool", None)
     requirements: Sequence[tuple[bool, str]] = (
         (isinstance(vit, VisionTransformer | Eva), f"is a {type(vit).__name__}"),
         (type(getattr(vit, "patch_embed", None)) is PatchEmbed, "has no plain patch embedding"),
         (_channels(vit) == 3, "does not take RGB images"),
-        (getattr(vit, "cls_token", None) is not None, "has no class token, which the scores read"),
+        (pool is None or type(pool) is AttentionPoolLatent, f"has an attention pool of type {type(pool).__name__}"),
         (not getattr(vit, "rope_mixed", False), "has rotary positions that differ from block to block"),
     )
     problem = next((failure for is_met, failure in requirements if not is_met), "")
@@ -236,9 +260,14 @@ def _require_plain(vit: Any, name: str | Path) -> None:
             problem = f"has attention of an unknown kind, {type(attention).__name__}"
     if problem:
         raise BackboneError(
-            f"{name} {problem}; supported are timm's VisionTransformer and Eva with a class token, a patch grid and "
-            f"plain pre-norm blocks; {_nearest(import_timm(), _base_name(str(name)))}."
+            f"{name} {problem}; supported are timm's VisionTransformer and Eva with a patch grid and plain pre-norm "
+            f"blocks; {_nearest(import_timm(), _base_name(str(name)))}."
         )
+
+
+def _require_weights(vit: Any, name: str | Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if missing := [weight for weight in vit.state_dict() if weight not in shapes]:
+        raise BackboneError(f"{name} lacks {len(missing)} weights, e.g. {missing[0]}: the checkpoint is incomplete.")
 
 
 def _base_name(name: str) -> str:

@@ -11,13 +11,13 @@ Only :mod:`redi.backbone.timm_loading` imports timm; this file needs only its mo
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from redi.backbone.families import Family, Halves, Head, Logits, Normed
@@ -34,6 +34,7 @@ class TimmConfig:
     num_attention_heads: int
     patch_size: int
     prefix: int  # CLS, distillation and register tokens
+    has_cls: bool  # whether token 0 is a CLS token; without one the prefix is registers alone, or empty
     id2label: dict[int, str] = field(default_factory=dict)  # empty without a head
     problem_type: str | None = None  # read by transformers' pipelines, like num_labels
     settings: dict[str, Any] = field(default_factory=dict)  # config.json of the checkpoint; empty for a live model
@@ -183,21 +184,44 @@ def _embed(model: TimmModel, pixels: Tensor) -> tuple[Tensor, Rope | None]:
 
 
 def _classify(model: TimmModel, normed: Normed, _prefix: int) -> Logits:
-    """timm's own head: it reads CLS, the average with ``fc_norm``, or the distillation pair."""
-    logits: Tensor = model.vit.forward_head(normed)
-    return logits
+    """timm's own head: it reads CLS, an average, an attention pool or the distillation pair."""
+    return _forward_head(model, normed)
+
+
+def _forward_head(model: TimmModel, normed: Normed) -> Tensor:
+    output: Tensor = model.vit.forward_head(normed)
+    return output
+
+
+def _pool_joint(model: TimmModel, normed: Normed, sizes: Tensor | None) -> Tensor:
+    """The model's own output. An attention pool attends to a token of several patches as to that many copies of it."""
+    vit = model.vit
+    if sizes is None or vit.attn_pool is None:
+        return _forward_head(model, normed)
+    skipped = 0 if getattr(vit, "pool_include_prefix", True) else vit.num_prefix_tokens  # Eva's pool reads the prefix
+    bias = pad(sizes.log(), (vit.num_prefix_tokens, 0))[:, None, None, skipped:]
+    pooled = vit.attn_pool(normed[:, skipped:], attn_mask=bias.to(normed.dtype))
+    output: Tensor = vit.head(vit.fc_norm(pooled))
+    return output
 
 
 TIMM = Family(
     blocks="blocks",
     norm="vit.norm",
     prefix=lambda config: config.prefix,
+    has_cls=lambda config: config.has_cls,
     embed=_embed,
     halves=Halves(TimmBlock.attend, TimmBlock.transform, mlp="block.mlp"),
     pool=lambda encoder, normed, sizes: None,
 )
+#: Towers whose own output texts are compared with: the projection of CLIP and PE, the attention pool of SigLIP.
+TIMM_JOINT = replace(TIMM, pool=_pool_joint, joint=True)
 
 
 def timm_head(vit: Any) -> Head:
-    """The head of a timm model; with ``global_pool="token"`` it reads CLS, or the pair of a distilled model."""
-    return Head(TimmModel, "", _classify, prefix_only=vit.global_pool == "token")
+    """The head of a timm model; with ``global_pool="token"`` it reads CLS, or the pair of a distilled model.
+
+    An attention pool reads all tokens whatever ``global_pool`` says, and without a class token, token 0 is a patch.
+    """
+    reads_cls = vit.global_pool == "token" and vit.cls_token is not None and vit.attn_pool is None
+    return Head(TimmModel, "", _classify, prefix_only=reads_cls)

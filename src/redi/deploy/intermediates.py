@@ -24,11 +24,14 @@ def taken_blocks(indices: int | Sequence[int] | None, depth: int) -> list[int]:
 def as_intermediates(
     states: Sequence[Float[Tensor, "batch tokens dim"]], prefix: int, grid: Grid, output_fmt: str, with_prefix: bool
 ) -> list[Any]:
-    """The patches of each block, as a map (NCHW) or as a sequence (NLC); with the prefix, pairs of both."""
+    """The patches of each block, as a map (NCHW) or as a sequence (NLC); with the prefix, pairs of both.
+
+    A model that has no prefix gives the patches alone, as timm's ``VisionTransformer`` does.
+    """
     patches = [state[:, prefix:] for state in states]
     if output_fmt == "NCHW":
         patches = [on_grid(each, grid) for each in patches]
-    if not with_prefix:
+    if not with_prefix or prefix == 0:
         return patches
     return [(each, state[:, :prefix]) for each, state in zip(patches, states, strict=True)]
 

@@ -41,7 +41,7 @@ class ReducedOutput(ModelOutput):
     """The output for ``reduced=True``: the shorter sequence itself."""
 
     last_hidden_state: Float[Tensor, "batch tokens dim"] | None = None  # prefix first, then patches
-    pooler_output: Float[Tensor, "batch dim"] | None = None
+    pooler_output: Float[Tensor, "batch pooled"] | None = None
     sizes: Float[Tensor, "batch reduced"] | None = None  # image patches per token
     source: Int[Tensor, "batch patches"] | None = None  # the token that each image patch was merged into
 
