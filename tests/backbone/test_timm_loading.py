@@ -261,13 +261,15 @@ def test_an_attention_pool_of_another_kind_is_refused() -> None:
         live_timm(model)
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224.sw_in1k", "vit_base_patch16_224."])
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_rpn_224.sw_in1k", "vit_base_patch16_224.", "vit_base_patch16_clip_quickgelu_224.openai"]
+)
 def test_what_cannot_work_is_said_before_a_download(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise AssertionError("nothing may be downloaded")
 
     monkeypatch.setattr(checkpoint, "snapshot_download", refuse)
-    with pytest.raises(BackboneError, match=r"blocks of type.*the nearest names are|no weights"):
+    with pytest.raises(BackboneError, match=r"blocks of type.*the nearest|no weights|a repository of vit_"):
         load_backbone(f"timm:{name}")
 
 

@@ -53,8 +53,14 @@ def hub_name(name: str) -> str:
         raise BackboneError(f"timm has no weights called {name!r}; choose one of {', '.join(tagged)}.")
     with torch.device("meta"):  # the check comes before the download
         _require_plain(timm.create_model(architecture, pretrained=False), name)
-    settings = timm.get_pretrained_cfg(name)
-    return str(settings.hf_hub_id or f"timm/{name}")
+    repository = str(timm.get_pretrained_cfg(name).hf_hub_id or f"timm/{name}")
+    other = repository.rpartition("/")[2].partition(".")[0]
+    if other != architecture and timm.is_model(other):  # e.g. CLIP with QuickGELU, which config.json must name
+        raise BackboneError(
+            f"timm reads {name} from {repository}, a repository of {other}: create the model with timm, save it with "
+            "timm.models.save_for_hf(model, folder, safe_serialization=True), and pass the folder."
+        )
+    return repository
 
 
 def load_timm(
