@@ -34,7 +34,8 @@ def find_texts(run: Run, file: Path | None) -> ClassTexts | None:
         return _kept(run)
     _require_embedding(run)
     texts = read_texts(file.expanduser()).select(run.training.class_names, file)
-    joint = run.backbone.project(torch.zeros(1, run.backbone.width, device=run.device)).shape[1]
+    backbone = run.backbone
+    joint = backbone.image_embedding(torch.zeros(1, backbone.prefix + 1, backbone.width, device=run.device)).shape[1]
     if texts.embeddings.shape[1] != joint:
         raise ConfigError(
             f"{file} has embeddings of {texts.embeddings.shape[1]} numbers, and those of this backbone's images have "
