@@ -107,12 +107,12 @@ def scrambled(name: str, **changes: Any) -> Any:
     return scramble(model(small.config(**{**small.settings, **changes})))
 
 
-def scramble(model: nn.Module) -> nn.Module:
+def scramble(model: nn.Module, seed: int = 1) -> nn.Module:
     """Every parameter random, so that nothing is lost unnoticed (several start at zero or one).
 
     Weight matrices are scaled so that attention is far from uniform.
     """
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             spread = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
@@ -147,7 +147,7 @@ def inputs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
     config = encoder_of(model).config
     if isinstance(model, Siglip2VisionModel):
         patch = config.patch_size
-        images = [_in_patches(image, patch) for image in pixels]
+        images = [in_patches(image, patch) for image in pixels]
         shape = [pixels.shape[2] // patch, pixels.shape[3] // patch]
         return {
             "pixel_values": torch.stack(images),
@@ -160,7 +160,7 @@ def inputs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def _in_patches(image: Tensor, patch: int) -> Tensor:
+def in_patches(image: Tensor, patch: int) -> Tensor:
     """One row per patch, in raster order, with the channels last: what SigLIP 2 takes. One patch at a time."""
     rows = [
         image[:, top : top + patch, left : left + patch].permute(1, 2, 0).flatten()

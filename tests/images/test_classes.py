@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from redi.errors import ConfigError
-from redi.images.classes import class_titles, head_classes
+from redi.images.classes import class_titles, head_classes, listed_classes, prompt_names
 
 HEAD = ["tench, Tinca tinca", "Great_White shark", "eel"]
 
@@ -179,3 +179,43 @@ def test_a_file_of_titles_that_cannot_be_read_is_refused(tmp_path: Path) -> None
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"names\.txt cannot be read"):
         class_titles(["0", "1"], HEAD, [], file)
+
+
+# In prompts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("n01440764, tench, Tinca tinca", "tench"),
+        ("tench, Tinca tinca", "tench"),
+        ("polar_bear", "polar bear"),
+        (" Great__White  shark ", "Great White shark"),
+        ("n0144", "n0144"),
+        ("7", "7"),
+        ("a\x1b[2J", "a\\x1b[2J"),
+    ],
+)
+def test_a_prompt_has_the_first_common_name(title: str, name: str) -> None:
+    assert prompt_names([title, "eel"]) == [name, "eel"]
+
+
+@pytest.mark.parametrize("title", ["n01440764", "", " , _", "n01440764, n02119789"])
+def test_a_class_without_a_name_cannot_stand_in_a_prompt(title: str) -> None:
+    with pytest.raises(ConfigError, match=f"The class {title!r} has no name .*--names FILE"):
+        prompt_names(["eel", title])
+
+
+def test_a_file_of_names_lists_the_classes(tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    file.write_text("n1\ttench, Tinca tinca\n\nn2\teel\n")
+    assert listed_classes(file) == {"n1": "tench, Tinca tinca", "n2": "eel"}
+    file.write_text("polar_bear\n eel \n")
+    assert listed_classes(file) == {"polar_bear": "polar_bear", "eel": "eel"}
+
+
+@pytest.mark.parametrize("content", ["", "eel\neel\n", "n1\teel\nn1\tcrane\n", "n1\teel\ncrane\n"])
+def test_a_file_that_lists_no_class_or_one_twice_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "names").write_text(content)
+    with pytest.raises(ConfigError, match="and no class twice; it has"):
+        listed_classes(tmp_path / "names")

@@ -71,12 +71,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         raise
     except Exception as error:  # transformers and safetensors raise many types on broken files
         raise BackboneError(f"{name_or_path} cannot be loaded ({one_line(error)})") from error
-    unusable = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
-    if unusable:
-        raise BackboneError(
-            f"{name_or_path} lacks {len(unusable)} weights of a {kind} model or has them in another size, e.g. "
-            f"{unusable[0]}: the checkpoint is incomplete or does not fit its config.json."
-        )
+    require_all_weights(report, name_or_path, kind)
     processor = folder / "preprocessor_config.json"
     content = read_json(processor) if processor.exists() else {}
     return Backbone(model, family, head, processor_input(processor, content, patch_size))
@@ -115,6 +110,16 @@ def _load_transformers(
             **options,
         )
     return loaded
+
+
+def require_all_weights(report: dict[str, Any], name: str | Path, kind: str) -> None:
+    """Refuse a checkpoint that lacks weights, by transformers' report on how a model of this kind was loaded."""
+    unusable = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
+    if unusable:
+        raise BackboneError(
+            f"{name} lacks {len(unusable)} weights of a {kind} model or has them in another size, e.g. "
+            f"{unusable[0]}: the checkpoint is incomplete or does not fit its config.json."
+        )
 
 
 def plain_vit_config(mae: Any) -> ViTConfig:

@@ -16,11 +16,12 @@ COUNTS = {
     **dict.fromkeys(("depth", "embed_dim", "num_heads"), 1),
     **dict.fromkeys(("num_channels", "in_chans", "patch_size", "image_size", "img_size"), 1),
     **dict.fromkeys(("num_register_tokens", "reg_tokens", "num_labels", "num_classes"), 0),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "projection_dim", "projection_size"), 1),
 }
 #: Fields that may give one number per axis.
 PER_AXIS = ("patch_size", "image_size", "img_size")
-#: Fields that no weight may show: the head can be missing, and rotary positions fit every image.
-FREE = ("image_size", "img_size", "num_labels", "num_classes")
+#: Fields that no weight may show: the head or the projection can be missing, and rotary positions fit every image.
+FREE = ("image_size", "img_size", "num_labels", "num_classes", "projection_dim", "projection_size")
 #: Largest value of those.
 MOST = 100_000
 

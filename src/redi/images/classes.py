@@ -1,11 +1,15 @@
-"""The class of a checkpoint's own head that each folder stands for."""
+"""What the class folders stand for: classes of a checkpoint's own head, titles, and names in prompts."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from redi.errors import ConfigError, printable
+
+#: A number of WordNet, which ImageNet's folders are called by.
+_SYNSET = re.compile(r"n\d{8}")
 
 
 def head_classes(folders: Sequence[str], head: Sequence[str], class_map: Path | None = None) -> tuple[list[int], str]:
@@ -51,11 +55,7 @@ def class_titles(folders: Sequence[str], head: Sequence[str], columns: Sequence[
 def _titles(folders: Sequence[str], head: Sequence[str], columns: Sequence[int], names: Path | None) -> list[str]:
     if names is None:
         return [head[column] for column in columns] if columns else list(folders)
-    try:
-        lines = [line for line in names.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{names} cannot be read: {error}.") from None
-    pairs = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    pairs, lines = _read_names(names)
     if len(pairs) == len(lines):
         return [pairs.get(folder, folder) for folder in folders]
     if pairs or len(lines) != len(folders):
@@ -64,6 +64,46 @@ def _titles(folders: Sequence[str], head: Sequence[str], columns: Sequence[int],
             f"{len(folders)} classes in the order of their folders; it has {len(lines)} lines."
         )
     return lines
+
+
+def listed_classes(names: Path) -> dict[str, str]:
+    """The titles of all classes of a file of names by their folders; a line without a folder is both."""
+    pairs, lines = _read_names(names)
+    titles = pairs or {line.strip(): line.strip() for line in lines}
+    if not lines or len(titles) < len(lines):
+        raise ConfigError(
+            f"{names} must have one line `folder<TAB>name` per class, or one name per line, and no class twice; it has "
+            f"{len(lines)} lines with {len(titles)} classes."
+        )
+    return titles
+
+
+def prompt_names(titles: Sequence[str]) -> list[str]:
+    """The classes as a prompt calls them: "n01440764, tench, Tinca tinca" is "tench", "polar_bear" is "polar bear".
+
+    The first name that is not a number of WordNet counts. A class that has only such a number is refused, because no
+    text tower knows these numbers.
+    """
+    names = []
+    for title in titles:
+        parts = (" ".join(printable(part).replace("_", " ").split()) for part in title.split(","))
+        name = next((part for part in parts if part and not _SYNSET.fullmatch(part)), None)
+        if name is None:
+            raise ConfigError(
+                f"The class {title!r} has no name that could stand in a text: use `redi text` with --names FILE, which "
+                "has lines `folder<TAB>name`."
+            )
+        names.append(name)
+    return names
+
+
+def _read_names(file: Path) -> tuple[dict[str, str], list[str]]:
+    """Return (the pairs of lines ``folder<TAB>name``, all lines that are not empty)."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from None
+    return dict(line.split("\t", 1) for line in lines if "\t" in line), lines
 
 
 def _index_names(head: Sequence[str]) -> list[dict[str, list[int]]]:
