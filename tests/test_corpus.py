@@ -1,13 +1,23 @@
 """Corpus terms and label sources: by hand, against naive loops, and what each source promises."""
 
 from collections import Counter
-from math import log, sqrt
+from math import exp, log, sqrt
 
 import pytest
 import torch
 from torch import Tensor
 
-from redi.corpus import LABEL_SOURCES, TERMS, CorpusTerm, Evidence, bm25_term, corpus_map, other_labels, tfidf_term
+from redi.corpus import (
+    LABEL_SOURCES,
+    TERMS,
+    CorpusTerm,
+    Evidence,
+    bm25_term,
+    corpus_map,
+    other_labels,
+    tfidf_term,
+    zero_shot,
+)
 from redi.errors import ConfigError
 from redi.rows import Catalogue, Score, Variant
 from redi.score import minmax
@@ -37,7 +47,7 @@ def word_weights(
     term: CorpusTerm, source: str, labels: Tensor, probabilities: Tensor | None = None, seed: int = 0
 ) -> Tensor | None:
     """What a label source says about the images 0, 1, 2, ... of a data set."""
-    evidence = Evidence(labels, probabilities, range(len(labels)), seed)
+    evidence = Evidence(labels, probabilities, range(len(labels)), seed, probabilities)
     return LABEL_SOURCES[source].weigh(term, evidence)
 
 
@@ -147,10 +157,11 @@ def test_predicted_takes_the_row_of_the_most_probable_class() -> None:
     assert labels_of(weights) == [1, 0, 2]
 
 
-def test_posterior_is_the_mean_weighted_by_the_probabilities() -> None:
+@pytest.mark.parametrize("source", ["posterior", "text"])
+def test_posterior_and_text_are_the_mean_weighted_by_the_probabilities(source: str) -> None:
     term = tfidf_term(stored())
     probabilities = torch.rand(6, CLASSES).softmax(dim=1)
-    weights = word_weights(term, "posterior", torch.tensor(LABELS), probabilities)
+    weights = word_weights(term, source, torch.tensor(LABELS), probabilities)
     expected = torch.zeros(6, WORDS)
     for image in range(6):
         for y in range(CLASSES):
@@ -159,7 +170,18 @@ def test_posterior_is_the_mean_weighted_by_the_probabilities() -> None:
     torch.testing.assert_close(weights, expected)
 
 
-@pytest.mark.parametrize("source", ["posterior", "predicted"])
+def test_text_reads_neither_a_label_nor_the_rows_classifier() -> None:
+    term, text = tfidf_term(stored()), torch.rand(6, CLASSES).softmax(dim=1)
+    weigh = LABEL_SOURCES["text"].weigh
+    for labels in (torch.tensor(LABELS), torch.tensor(LABELS).flip(0), torch.full((6,), -1)):
+        for probabilities in (None, torch.rand(6, CLASSES)):
+            weights = weigh(term, Evidence(labels, probabilities, range(6), 0, text))
+            assert weights is not None
+            assert torch.equal(weights, text @ term.table)
+    assert not LABEL_SOURCES["text"].uses_truth
+
+
+@pytest.mark.parametrize("source", ["posterior", "predicted", "text"])
 def test_a_classifier_that_is_sure_and_right_is_the_oracle(source: str) -> None:
     term, labels = bm25_term(stored()), torch.tensor(LABELS)
     sure = torch.nn.functional.one_hot(labels, CLASSES).float()
@@ -168,6 +190,21 @@ def test_a_classifier_that_is_sure_and_right_is_the_oracle(source: str) -> None:
     assert weights is not None
     assert oracle is not None
     torch.testing.assert_close(weights, oracle, atol=0, rtol=0)
+
+
+def test_zero_shot_probabilities_equal_the_naive_loop() -> None:
+    images, texts = (torch.nn.functional.normalize(torch.randn(count, 4), dim=1) for count in (5, CLASSES))
+    made = zero_shot(images, texts, 7.5)
+    for image in range(5):
+        cosines = [sum(float(a * b) for a, b in zip(images[image], text, strict=True)) for text in texts]
+        total = sum(exp(7.5 * cosine) for cosine in cosines)
+        assert made[image].tolist() == pytest.approx([exp(7.5 * cosine) / total for cosine in cosines], rel=1e-4)
+
+
+def test_the_bias_of_siglip_changes_no_probability() -> None:
+    images, texts = (torch.nn.functional.normalize(torch.randn(count, 4), dim=1) for count in (5, CLASSES))
+    biased = (20 * images @ texts.T - 12.9).softmax(dim=1)
+    torch.testing.assert_close(zero_shot(images, texts, 20.0), biased)
 
 
 def test_shuffled_permutes_the_labels_and_depends_on_the_seed_alone() -> None:

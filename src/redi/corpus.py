@@ -80,6 +80,7 @@ class Evidence:
     probabilities: Float[Tensor, "images classes"] | None  # of the dense classifier; None if not needed
     indices: Sequence[int]  # index of each image in its data set
     seed: int
+    text: Float[Tensor, "images classes"] | None = None  # zero-shot probabilities; None if not needed
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class LabelSource:
     weigh: Callable[[CorpusTerm, Evidence], Float[Tensor, "images words"] | None]
     uses_truth: bool = False  # whether it reads the true class, so that it cannot be deployed
     uses_classifier: bool = False  # whether it depends on the classifier of the row
+    uses_text: bool = False  # whether it compares the images with the names of the classes
 
 
 def _true(term: CorpusTerm, evidence: Evidence) -> Tensor:
@@ -107,6 +109,11 @@ def _posterior(term: CorpusTerm, evidence: Evidence) -> Tensor:
     return evidence.probabilities @ term.table
 
 
+def _text(term: CorpusTerm, evidence: Evidence) -> Tensor:
+    assert evidence.text is not None
+    return evidence.text @ term.table
+
+
 def _shuffled(term: CorpusTerm, evidence: Evidence) -> Tensor:
     generator = torch.Generator().manual_seed(evidence.seed)
     order = torch.randperm(len(evidence.labels), generator=generator)
@@ -117,12 +124,16 @@ def _other(term: CorpusTerm, evidence: Evidence) -> Tensor:
     return term.table[other_labels(evidence.labels, len(term.table), evidence.indices, evidence.seed)]
 
 
-#: Label sources by name. ``redi compare --study scorers`` measures every source in this table.
+#: Label sources by name. ``redi compare --study scorers`` measures every source in this table; ``text`` only in a run
+#: that has embeddings of the class names.
 LABEL_SOURCES: dict[str, LabelSource] = {
     TRUE_CLASS: LabelSource("the true class", _true, uses_truth=True),
     "predicted": LabelSource("the Top-1 class of the dense pass", _predicted, uses_classifier=True),
     "posterior": LabelSource(
         "all classes, weighted by the dense classifier's probabilities", _posterior, uses_classifier=True
+    ),
+    "text": LabelSource(
+        "all classes, weighted by the zero-shot probabilities of the class names", _text, uses_text=True
     ),
     "shuffled": LabelSource(
         "the true classes of the evaluation images, permuted among them", _shuffled, uses_truth=True
@@ -130,6 +141,18 @@ LABEL_SOURCES: dict[str, LabelSource] = {
     "other": LabelSource("a class that is not the true one, drawn for each image", _other, uses_truth=True),
     "none": LabelSource("no class: tf x idf of the image's own words", lambda term, evidence: None),
 }
+
+
+def zero_shot(
+    images: Float[Tensor, "images joint"], texts: Float[Tensor, "classes joint"], scale: float
+) -> Float[Tensor, "images classes"]:
+    """Probabilities of the classes from unit embeddings of images and of class names: softmax_y(scale * cosine).
+
+    This is CLIP's classifier (Radford et al., 2021). SigLIP (Zhai et al., 2023) scores every pair of an image and a
+    text by sigmoid(scale * cosine + bias). Exactly one class is right here, so its logits go through the same softmax.
+    The bias cancels there, because it is the same number for all classes.
+    """
+    return (scale * images @ texts.T).softmax(dim=1)
 
 
 def other_labels(

@@ -160,7 +160,7 @@ def test_every_study_runs_and_its_rows_are_in_the_results(folder: Path) -> None:
             assert stored["top5"].shape == (20, 4)
             assert stored["divergence"].shape == (20,)
     labels = {line.row.label_source for line in bundle.comparisons[0].lines}
-    assert labels == {"", *LABEL_SOURCES}, "every row says whose label it used"
+    assert labels == {"", *LABEL_SOURCES} - {"text"}, "every row says whose label it used"
     points = {row.name for rows in curves_of(results, "probe").values() for row in rows}
     (ablations,) = (entry for entry in bundle.comparisons if entry.study == "ablations")
     changed = {line.row.name for line in ablations.lines} - {ablations.reference.name}
@@ -190,7 +190,8 @@ def test_a_row_of_the_bench_equals_the_runs_own(folder: Path) -> None:
 def test_label_sources_see_what_they_say(folder: Path) -> None:
     with open_run(saved_config(folder)) as run:
         maps = ScoreMaps(run)
-        made = {source: maps.map(Variant(Score("tfidf"), source), "probe") for source in LABEL_SOURCES}
+        sources = [name for name, source in LABEL_SOURCES.items() if not source.uses_text]
+        made = {source: maps.map(Variant(Score("tfidf"), source), "probe") for source in sources}
         labels = run.load(DENSE_PASS)["labels"]
         right = maps.dense_logits("probe").argmax(dim=1) == labels
     gt, predicted = made["gt"], made["predicted"]
@@ -278,6 +279,7 @@ def test_a_changed_user_file_is_measured_anew(folder: Path, plugin: Path, tmp_pa
         ({"scorers": ["nothing"]}, "no scorer 'nothing'; choose one of"),
         ({"scorers": ["mass"], "reducers": ["melt"]}, "no reducer 'melt'; choose one of"),
         ({"scorers": ["redi_mass"], "labels": ["guess"]}, "label source must be one of gt,"),
+        ({"scorers": ["redi_mass"], "labels": ["text"]}, "this backbone has no embedding for that: use a CLIP or SigL"),
         ({"scorers": ["mass@9"]}, "this backbone has 3 blocks"),
         ({"scorers": ["rollout@2"]}, "rollout reads every block"),
         ({"scorers": ["mass"], "keeps": [0.5], "costs": [0.5]}, "one of --keep, --tokens and --cost"),
@@ -396,7 +398,7 @@ def test_a_grid_of_two_costs_is_compared_at_each_of_them(folder: Path, capsys: p
 
 def test_only_columns_that_are_shown_have_a_footnote(folder: Path) -> None:
     bundle = ask(folder, scorers=["mass"], reducers=["prune"])
-    sheet = comparison_sheet(bundle.comparisons[0], read_results(folder).notes.vocabulary)
+    sheet = comparison_sheet(bundle.comparisons[0], read_results(folder).notes)
     explained = {name for note in sheet.notes_without() for name in note.partition(":")[0].split(", ")}
     assert {"Cost", "p KL", "Agree"} <= explained
     assert not {"ρ", "Overlap"} & explained
@@ -408,7 +410,7 @@ def test_only_columns_that_are_shown_have_a_footnote(folder: Path) -> None:
 def test_markdown_keeps_the_columns(folder: Path) -> None:
     bundle = ask(folder, scorers=["mass"], reducers=["prune"])
     entry = bundle.comparisons[0]
-    sheet = comparison_sheet(entry, read_results(folder).notes.vocabulary)
+    sheet = comparison_sheet(entry, read_results(folder).notes)
     lines = [line for line in to_markdown(sheet).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert any("Incoming mass, prune" in line for line in lines[2:])

@@ -49,17 +49,23 @@ def run(
 
 
 def compare(
-    run: RunResult | str | Path, study: str | Sequence[str] | None = None, *, against: str = "", **settings: Any
+    run: RunResult | str | Path,
+    study: str | Sequence[str] | None = None,
+    *,
+    against: str = "",
+    text: str | Path | None = None,
+    **settings: Any,
 ) -> ComparisonResult:
     """Compare scores and reducers on a finished run, as ``redi compare`` does, with paired statistics.
 
     ``study`` names one or more of the package's studies. A grid of your own is made of ``scorer`` (or ``my.py:name``),
     ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list; ``name``
-    is its title. ``against`` is the name or title of the row to compare with. ``train``, ``val``, ``device``,
-    ``batch_size``, ``workers`` and ``threads`` are as for :func:`run`. Rows that are already measured are not measured
-    again.
+    is its title. ``against`` is the name or title of the row to compare with. ``text`` is a file of :func:`redi.text`
+    for the label source ``text``; without it, the embeddings are those that the run has kept, or are made with the text
+    tower of its backbone. ``train``, ``val``, ``device``, ``batch_size``, ``workers`` and ``threads`` are as for
+    :func:`run`. Rows that are already measured are not measured again.
     """
-    result = measure_comparison(run, study, against, settings)
+    result = measure_comparison(run, study, against, settings, text=text)
     if result is None:  # only the main process of torchrun summarises
         result = ComparisonResult(_folder(run), read_bundle(_folder(run)), [])
     return result
@@ -71,6 +77,7 @@ def measure_comparison(
     against: str,
     settings: Mapping[str, Any],
     dry_run: bool = False,
+    text: str | Path | None = None,
 ) -> ComparisonResult | None:
     """:func:`compare`; None in a dry run, and in other processes than the main one."""
     folder = _folder(run)
@@ -81,7 +88,7 @@ def measure_comparison(
     if request is not None and not (axes.get("scorer") or axes.get("reducer")):
         raise ConfigError("--labels, --keep, --tokens, --cost, --after and --name need --scorer or --reducer.")
     studies = [study] if isinstance(study, str) else list(study or ([] if request else STUDIES))
-    bundle = measure(config, studies, request, against, dry_run)
+    bundle = measure(config, studies, request, against, dry_run, text=None if text is None else Path(text))
     return None if bundle is None else ComparisonResult(folder, bundle, publish(folder))
 
 

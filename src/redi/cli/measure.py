@@ -20,7 +20,16 @@ Scorers = Annotated[
     list[str] | None, option(METHOD, "A score for your own grid: mass, redi_cls_mean, mass@4, my.py:name.")
 ]
 Labels = Annotated[
-    list[str] | None, option(METHOD, "gt (an oracle), predicted, posterior, shuffled, other or none.", default="gt")
+    list[str] | None,
+    option(METHOD, "gt (an oracle), predicted, posterior, text (zero-shot), shuffled, other or none.", default="gt"),
+]
+Text = Annotated[
+    Path | None,
+    option(
+        DATA,
+        "A file of `redi text`, for the labels text.",
+        default="what the run has kept, else made with the text tower of its backbone",
+    ),
 ]
 Reducers = Annotated[
     list[str] | None,
@@ -54,6 +63,7 @@ def compare(
     run: options.Folder,
     train: options.MovedTrain = None,
     val: options.MovedVal = None,
+    text: Text = None,
     study: Studies = None,
     scorer: Scorers = None,
     labels: Labels = None,
@@ -74,7 +84,8 @@ def compare(
 
     Examples: `redi compare runs/demo` for all studies, `redi compare runs/demo --study scorers`,
     `redi compare runs/demo --scorer redi_mass --labels predicted --reducer prune --reducer tome --cost 0.55
-    --cost 0.65 --name "Pruning or merging"`, `redi compare runs/demo --scorer my.py:contrast`.
+    --cost 0.65 --name "Pruning or merging"`, `redi compare runs/demo --scorer my.py:contrast`, `redi compare
+    runs/clip --scorer redi_mass --labels text --text text.safetensors`.
 
     It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
     stopped, the same command continues where it was.
@@ -86,7 +97,7 @@ def compare(
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     settings = {**rows, **sizes, "train": train, "val": val, **runtime}
     with interruptible():
-        result = measure_comparison(run, study, against, settings, dry_run)
+        result = measure_comparison(run, study, against, settings, dry_run, text)
     if result is not None:
         result.print()
         for path in result.written:

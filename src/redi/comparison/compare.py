@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,7 @@ from redi.pipeline import check, open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
 from redi.records.deployed import STUDY as ACCELERATE, write_deployed
 from redi.records.results import write_results
+from redi.records.texts import ClassTexts
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
 from redi.runs.config import RunConfig
@@ -27,8 +29,9 @@ from redi.stages.adaptive import strength_curve
 from redi.stages.classifiers import classifier_names
 from redi.stages.collect import collect
 from redi.stages.evaluate import GROUP, missing_rows, paper_variants, predict_variants
-from redi.stages.maps import ScoreMaps
+from redi.stages.maps import ScoreMaps, uses_text
 from redi.stages.scorers import make_scorer_maps
+from redi.stages.text import find_texts, make_text_evidence, own_texts
 
 
 def compare(
@@ -38,11 +41,12 @@ def compare(
     against: str = "",
     dry_run: bool = False,
     group_size: int = GROUP,
+    text: Path | None = None,
 ) -> Bundle | None:
     """Measure the missing rows of the studies and of the user's own grid, then summarise all their rows.
 
     ``against`` is the name or the title of the row to compare with instead of each study's own reference.
-    ``group_size`` is the number of rows that share an embedding.
+    ``group_size`` is the number of rows that share an embedding. ``text`` is a file with embeddings of the class names.
     """
     if unknown := [name for name in studies if name not in STUDIES]:
         raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
@@ -50,8 +54,10 @@ def compare(
     with open_run(config, writing=not dry_run) as run:
         catalogue = replace(catalogue, has_cls=run.backbone.has_cls)
         catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
-        chosen = _studies(run, catalogue, studies, request, against)
+        texts = run.ranks.share(lambda: find_texts(run, text))
+        chosen = _studies(run, catalogue, texts is not None, studies, request, against)
         variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))
+        texts = _required_texts(run, variants, texts, text, dry_run)
         if dry_run:
             check(run)
             if run.ranks.is_main:
@@ -59,6 +65,8 @@ def compare(
             return None
         earlier = earlier_bundle(run.folder)  # raises before the work if it cannot be read
         run_stages(run)
+        if texts is not None:
+            make_text_evidence(run, texts)
         _measure(run, variants, catalogue, group_size)
         timed = [v for study in chosen if study.name.startswith(ACCELERATE) for v in study.variants]
         if timed:
@@ -71,11 +79,10 @@ def compare(
 
 
 def _studies(
-    run: Run, catalogue: Catalogue, names: Sequence[str], request: Request | None, against: str
+    run: Run, catalogue: Catalogue, has_text: bool, names: Sequence[str], request: Request | None, against: str
 ) -> list[Study]:
-    ground = Ground(
-        run.backbone.geometry, Extent(run.config.budget), catalogue, run.config.vocabulary, len(run.training.labels)
-    )
+    extent, images = Extent(run.config.budget), len(run.training.labels)
+    ground = Ground(run.backbone.geometry, extent, catalogue, run.config.vocabulary, images, has_text)
     studies = [study for name in names for study in STUDIES[name](ground)]
     if request is not None:
         studies += grid(ground, request)
@@ -85,6 +92,17 @@ def _studies(
         if against in (variant.name(run.config.budget), variant.title):
             return [replace(study, reference=_alike(study, variant)) for study in studies]
     raise ConfigError(f"--against {against!r} is not among the rows that are compared.")
+
+
+def _required_texts(
+    run: Run, variants: Sequence[Variant], texts: ClassTexts | None, file: Path | None, dry_run: bool
+) -> ClassTexts | None:
+    """The embeddings of the class names if a row needs them, made from the run's backbone if there are none yet."""
+    if not any(map(uses_text, variants)):
+        if file is not None:
+            raise ConfigError("--text is for rows with --labels text and for --study scorers: ask for one of them.")
+        return None
+    return texts or run.ranks.share(lambda: own_texts(run, planned=dry_run))
 
 
 def _alike(study: Study, variant: Variant) -> Variant:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from redi.corpus import TRUE_CLASS
+from redi.corpus import LABEL_SOURCES, TRUE_CLASS
 from redi.cost import Geometry
 from redi.reduction import OPERATOR, Extent, Reducer
 from redi.rows import MAIN_SCORE, NO_SCORE, Catalogue, Score, Variant
@@ -28,6 +28,12 @@ class Ground:
     catalogue: Catalogue
     vocabulary: VocabularyConfig
     training_images: int
+    has_text: bool = False  # whether the run has embeddings of its class names
+
+    @property
+    def label_sources(self) -> list[str]:
+        """The label sources that every score can be measured with."""
+        return [name for name, source in LABEL_SOURCES.items() if self.has_text or not source.uses_text]
 
     @property
     def later(self) -> int:

@@ -7,7 +7,7 @@ from itertools import product
 
 from redi.attention import ATTENTION_SCORES, scores_of
 from redi.comparison.ground import Ground, Study
-from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
+from redi.corpus import TERMS, TRUE_CLASS
 from redi.errors import ConfigError
 from redi.records.comparison import SCORERS_STUDY
 from redi.records.deployed import OWN, PEER, STUDY as ACCELERATE
@@ -31,13 +31,13 @@ NEAR = 0.005
 
 
 def scorers(ground: Ground) -> list[Study]:
-    """Every score under the paper's operator: alone, and as a product for all label sources."""
+    """Every score under the paper's operator: alone, and as a product for all label sources that the run has."""
     attention = scores_of(ground.catalogue.has_cls)
     others = [name for name in SCORERS if name not in ATTENTION_SCORES]
     names = dict.fromkeys([RANDOM, "centre", *attention, *others])
     alone = [ground.row(Score(local=name)) for name in names]
-    terms = [ground.row(Score(term), source) for term in TERMS for source in LABEL_SOURCES]
-    products = [ground.row(Score("tfidf", name), source) for name in attention for source in LABEL_SOURCES]
+    terms = [ground.row(Score(term), source) for term in TERMS for source in ground.label_sources]
+    products = [ground.row(Score("tfidf", name), source) for name in attention for source in ground.label_sources]
     products += [ground.row(Score("tfidf", name), TRUE_CLASS) for name in names if name not in (*attention, RANDOM)]
     rows = [*alone, *terms, *products]
     return [Study(SCORERS_STUDY, "Scores under the paper's operator", rows, ground.oracle)]

@@ -119,6 +119,7 @@ class Notes(Data):
     skipped_train: list[tuple[str, str]]  # (image, reason) of images that could not be decoded
     skipped_val: list[tuple[str, str]]
     object_coverage: dict[str, float] | None = None  # percent per score, only in the demo
+    zero_shot: float | None = None  # Top-1 of the label source text, percent; None if it was not used
 
 
 @dataclass(frozen=True)

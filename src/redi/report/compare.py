@@ -1,6 +1,6 @@
 """Comparisons as tables, in the terminal and in Markdown."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from redi.corpus import LABEL_SOURCES, TRUE_CLASS
 from redi.records import artifacts
 from redi.records.comparison import SCORERS_STUDY, Bundle, Comparison, Line, Rankings, read_bundle
 from redi.records.deployed import earlier_deployed
-from redi.records.results import Results, Row, VocabularyNotes, read_results
+from redi.records.results import Notes, Results, Row, VocabularyNotes, read_results
 from redi.reduction import OPERATOR
 from redi.reduction.reducer import TOLERANCE
 from redi.report.curves import draw_curves
@@ -41,8 +41,8 @@ REDUCERS_NAMED = f"Row: a reducer that is not named is the paper's operator, {OP
 EQUAL = 2 * TOLERANCE
 
 
-def comparison_sheet(comparison: Comparison, vocabulary: VocabularyNotes) -> Sheet:
-    """The table of a comparison. ``vocabulary`` holds the run's own settings, from which ablations differ.
+def comparison_sheet(comparison: Comparison, notes: Notes) -> Sheet:
+    """The table of a comparison. ``notes`` hold the run's own settings, from which ablations differ.
 
     Rows of equal cost are sorted by Top-1, and the best is in bold.
     """
@@ -55,7 +55,7 @@ def comparison_sheet(comparison: Comparison, vocabulary: VocabularyNotes) -> She
     several = len({line.row.reducer for line in lines}) > 1
     first: Callable[[Line], str] = lambda line: line.row.title  # noqa: E731
     if comparison.study == "ablations":
-        first = lambda line: changed(line.row, reference, vocabulary)  # noqa: E731
+        first = lambda line: changed(line.row, reference, notes.vocabulary)  # noqa: E731
     else:
         lines = sorted(lines, key=lambda line: (not equal and round(line.row.cost, 2), -line.row.top1))
     columns = [column for column in _NUMBERS if column[0] not in left_out]
@@ -68,10 +68,22 @@ def comparison_sheet(comparison: Comparison, vocabulary: VocabularyNotes) -> She
             [first(line), *("" if line.row == reference and name in PAIRED else cell(line) for name, cell in columns)]
             for line in lines
         ],
-        [ORACLE] * any(line.row.label_source == TRUE_CLASS for line in lines) + [REDUCERS_NAMED] * several,
+        [ORACLE] * any(line.row.label_source == TRUE_CLASS for line in lines)
+        + _zero_shot_notes(lines, notes)
+        + [REDUCERS_NAMED] * several,
         strong=frozenset((row, k) for row in best for k in (0, 1 + names.index("Top-1")) if equal),
         footnotes=(*FOOTNOTES, *[BEST] * equal, (PAIRED, f"against {reference.title} (Cost {reference.cost:.3f}).")),
     )
+
+
+def _zero_shot_notes(lines: Sequence[Line], notes: Notes) -> list[str]:
+    """One line on rows that weigh the classes by their names, if there are any."""
+    if notes.zero_shot is None or not any(line.row.label_source == "text" for line in lines):
+        return []
+    return [
+        "[text] rows weigh the classes by the zero-shot probabilities of their names, whose Top-1 is "
+        f"{notes.zero_shot:.1f} %."
+    ]
 
 
 def _top1(line: Line) -> str:
@@ -133,23 +145,26 @@ def changed(row: Row, base: Row, vocabulary: VocabularyNotes) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def label_sheet(comparison: Comparison) -> Sheet:
-    """Top-1 of every score with a corpus term, by label source."""
+def label_sheet(comparison: Comparison, notes: Notes) -> Sheet:
+    """Top-1 of every score with a corpus term, by label source. Not every run has the source ``text``."""
     measured = {(line.row.score, line.row.label_source): line.row for line in comparison.lines}
+    used = {source for _, source in measured}
+    sources = [name for name, source in LABEL_SOURCES.items() if name in used or not source.uses_text]
     rows = []
     for score in dict.fromkeys(score for score, _ in measured):
-        if any((score, source) not in measured for source in LABEL_SOURCES):
+        if any((score, source) not in measured for source in sources):
             continue
         alone = measured.get((Score(local=score.local, block=score.block), ""))
-        cells = [f"{measured[score, source].top1:.1f}" for source in LABEL_SOURCES]
+        cells = [f"{measured[score, source].top1:.1f}" for source in sources]
         rows.append([score.title, f"{alone.top1:.1f}" if alone else "", *cells])
     return Sheet(
         f"Top-1 by label source, {comparison.classifier} classifier",
-        ("Score", "no corpus", *LABEL_SOURCES),
+        ("Score", "no corpus", *sources),
         rows,
         [
             "no corpus: the attention score alone, without the corpus term.",
             "gt looks up the true class of each image: an oracle, not a method to deploy.",
+            *_zero_shot_notes(comparison.lines, notes),
         ],
     )
 
@@ -180,8 +195,8 @@ def named_sheets(bundle: Bundle, results: Results) -> dict[str, Sheet]:
     tables = {}
     for entry in bundle.comparisons:
         if entry.study == SCORERS_STUDY:
-            tables[f"compare-labels-{entry.classifier}"] = label_sheet(entry)
-        tables[f"compare-{entry.study}-{entry.classifier}"] = comparison_sheet(entry, results.notes.vocabulary)
+            tables[f"compare-labels-{entry.classifier}"] = label_sheet(entry, results.notes)
+        tables[f"compare-{entry.study}-{entry.classifier}"] = comparison_sheet(entry, results.notes)
     return tables | {f"compare-rankings-{entry.classifier}": ranking_sheet(entry) for entry in bundle.rankings}
 
 

@@ -18,6 +18,7 @@ from redi.stages.classifiers import classifier_names, native_classes
 from redi.stages.evaluate import prediction_key, prediction_name, rounded_means
 from redi.stages.maps import ScoreMaps
 from redi.stages.score import DENSE_PASS
+from redi.stages.text import zero_shot_top1
 from redi.statistics import agreement
 
 
@@ -118,6 +119,7 @@ def _notes(run: Run) -> Notes:
         probe=build(ProbeNotes, notes("probe")),
         skipped_train=skipped("features", run.training),
         skipped_val=skipped(DENSE_PASS, run.validation),
+        zero_shot=zero_shot_top1(run),
     )
 
 

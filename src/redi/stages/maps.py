@@ -14,6 +14,7 @@ from redi.runs.folder import Run
 from redi.score import hybrid
 from redi.stages.classifiers import load_classifier
 from redi.stages.score import DENSE_PASS, WORDS, factor_name
+from redi.stages.text import text_inputs, text_probabilities
 from redi.views import View, stored_views
 
 #: Number of images whose views are aligned at once.
@@ -63,6 +64,8 @@ class ScoreMaps:
         inputs |= {"statistics": run.digest(statistics), "words": run.digest(words)}
         if uses_classifier(variant):
             inputs["dense"] = run.digest(DENSE_PASS)
+        if uses_text(variant):
+            inputs |= text_inputs(run)
         return inputs
 
     def classifier(self, name: str) -> Classifier:
@@ -99,7 +102,8 @@ class ScoreMaps:
         term = TERMS[variant.score.term].make(self.run.load(statistics))
         dense = self.run.load(DENSE_PASS)
         probabilities = self._probabilities(classifier) if classifier else None
-        evidence = Evidence(dense["labels"], probabilities, dense["indices"].tolist(), self.run.config.seed)
+        text = text_probabilities(self.run) if uses_text(variant) else None
+        evidence = Evidence(dense["labels"], probabilities, dense["indices"].tolist(), self.run.config.seed, text)
         weights = LABEL_SOURCES[variant.label_source].weigh(term, evidence)
         words = self.run.load(words_name)["words"][:, : variant.corpus.views]
         views = [image[: variant.corpus.views] for image in self._all_views()]
@@ -126,6 +130,12 @@ def uses_classifier(variant: Variant) -> bool:
     """Whether the score itself depends on the classifier of the row."""
     source = LABEL_SOURCES.get(variant.label_source)
     return source is not None and source.uses_classifier
+
+
+def uses_text(variant: Variant) -> bool:
+    """Whether the score depends on the embeddings of the class names."""
+    source = LABEL_SOURCES.get(variant.label_source)
+    return source is not None and source.uses_text
 
 
 def corpus_artefacts(settings: CorpusSettings) -> tuple[str, str]:
