@@ -17,9 +17,9 @@ __version__ = "0.1.0"
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {
     "api": (
-        *("bench", "compare", "dense", "export", "inspect", "run", "tune"),
+        *("bench", "compare", "dense", "export", "inspect", "run", "text", "tune"),
         *("ComparisonResult", "DenseResult", "ExportResult", "InspectionResult"),
-        *("RunResult", "SpeedResult", "TuneResult"),
+        *("RunResult", "SpeedResult", "TextResult", "TuneResult"),
     ),
     "attention": (),
     "backbone": ("Backbone", "Tokens", "load_backbone"),
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         InspectionResult as InspectionResult,
         RunResult as RunResult,
         SpeedResult as SpeedResult,
+        TextResult as TextResult,
         TuneResult as TuneResult,
         bench as bench,
         compare as compare,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         export as export,
         inspect as inspect,
         run as run,
+        text as text,
         tune as tune,
     )
     from redi.backbone import Backbone as Backbone, Tokens as Tokens, load_backbone as load_backbone

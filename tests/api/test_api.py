@@ -16,7 +16,7 @@ from redi.errors import ConfigError
 from redi.images import load_image
 from small_run import small_config
 
-FUNCTIONS = ("run", "compare", "tune", "export", "inspect", "bench")
+FUNCTIONS = ("run", "compare", "text", "tune", "export", "inspect", "bench")
 
 
 def assert_shown(result: Shown, *words: str) -> None:

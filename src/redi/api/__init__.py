@@ -1,8 +1,8 @@
 """What the commands do, as functions.
 
-They are ``redi.run``, ``compare``, ``dense``, ``tune``, ``export``, ``inspect`` and ``bench``. Each returns a result
-with ``table()``, ``plot()`` and a view for notebooks. Settings have the names of the options, with underscores for
-hyphens. The commands call these functions.
+They are ``redi.run``, ``compare``, ``text``, ``dense``, ``tune``, ``export``, ``inspect`` and ``bench``. Each returns a
+result with ``table()``, ``plot()`` and a view for notebooks. Settings have the names of the options, with underscores
+for hyphens. The commands call these functions.
 """
 
 from redi.api.deploy import bench, export, tune
@@ -14,9 +14,11 @@ from redi.api.results import (
     InspectionResult,
     RunResult,
     SpeedResult,
+    TextResult,
     TuneResult,
 )
 from redi.api.segmentation import dense
+from redi.api.texts import text
 
 __all__ = [
     "ComparisonResult",
@@ -25,6 +27,7 @@ __all__ = [
     "InspectionResult",
     "RunResult",
     "SpeedResult",
+    "TextResult",
     "TuneResult",
     "bench",
     "compare",
@@ -32,5 +35,6 @@ __all__ = [
     "export",
     "inspect",
     "run",
+    "text",
     "tune",
 ]

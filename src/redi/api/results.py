@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from redi.deploy.export import Exported
@@ -18,6 +19,7 @@ from redi.records.explained import Explained
 from redi.records.outputs import require_run
 from redi.records.results import Results, read_results
 from redi.records.setting import Setting
+from redi.records.texts import ClassTexts
 from redi.records.timing import BenchResult, write_bench
 from redi.records.tuning import Tuned
 from redi.report.bench import bench_sheets, print_bench
@@ -119,6 +121,34 @@ class ComparisonResult(Shown):
 
     def print(self) -> None:
         print_sheets(self.sheets())
+
+
+@dataclass(frozen=True, repr=False)
+class TextResult(Shown):
+    """Embeddings of class names, and the file that holds them."""
+
+    file: Path
+    texts: ClassTexts
+
+    def closest(self, count: int = 10) -> list[tuple[str, str, float]]:
+        """The pairs of classes that the texts tell apart least: two names, and the cosine of their embeddings."""
+        cosines = self.texts.embeddings @ self.texts.embeddings.T
+        rows, columns = torch.triu_indices(len(cosines), len(cosines), offset=1)
+        best = cosines[rows, columns].topk(min(count, len(rows)))
+        names = self.texts.names
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [(names[rows[place]], names[columns[place]], cosine) for place, cosine in pairs]
+
+    def sheets(self) -> Sequence[Sheet]:
+        texts = self.texts
+        made = f"{len(texts.classes)} classes, {len(texts.templates)} prompts each, scale {texts.scale:.1f}."
+        rows = [[first, second, f"{cosine:.3f}"] for first, second, cosine in self.closest()]
+        return [Sheet("The closest class names", ("Class", "Other class", "Cosine"), rows, [made])]
+
+    def plot(self) -> Any:
+        """The cosines of the closest pairs of class names."""
+        dots = [Dot(f"{first}, {second}", cosine, cosine, cosine) for first, second, cosine in self.closest()]
+        return draw_dots({"the closest class names": dots}, "cosine of the embeddings", 1)
 
 
 @dataclass(frozen=True, repr=False)
