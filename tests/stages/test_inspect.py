@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from redi.attention import ATTENTION_SCORES, incoming_mass
+from redi.attention import ATTENTION_SCORES, incoming_mass, scores_of
 from redi.backbone import Backbone, load_backbone
 from redi.backbone.watch import Watch
 from redi.cli import main
@@ -117,7 +117,7 @@ def test_without_a_corpus_the_attention_scores_and_their_roles(
     backbone.encode(tokens, watch=(watch,))
     mass = incoming_mass(watch.value(backbone.depth - 1), backbone.prefix)[0]
     torch.testing.assert_close(explained.scores["mass"], mass, atol=2e-3, rtol=0)
-    assert list(explained.scores) == list(ATTENTION_SCORES)
+    assert list(explained.scores) == scores_of(backbone.has_cls)
     assert explained.looked_up == ""
     assert [explained.fates["mass"].roles.count(role) for role in range(3)] == [98, 49, 49]
     assert bool(explained.guesses) == (backbone.head is not None)
