@@ -153,15 +153,18 @@ def test_the_command_prints_the_plan(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_timm_backbone_goes_through_the_whole_protocol(folder: Path, tmp_path: Path) -> None:
-    checkpoint = save_checkpoint("timm_deit3", tmp_path / "deit3")
+@pytest.mark.parametrize(("name", "tokens"), [("timm_deit3", (197, 103)), ("timm_gap_registers", (200, 106))])
+def test_a_timm_backbone_goes_through_the_whole_protocol(
+    name: str, tokens: tuple[int, int], folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = save_checkpoint(name, tmp_path / "given")
     diagnosis = diagnose(base(folder, tmp_path / "out"), [f"timm:{checkpoint}"])
     assert diagnosis is not None
     assert {row.classifier for row in diagnosis.rows} == {"native", "probe"}
-    assert {row.tokens for row in diagnosis.rows} == {(197, 103)}
-    results = read_results(tmp_path / "out" / "deit3")
+    assert {row.tokens for row in diagnosis.rows} == {tokens}
+    results = read_results(tmp_path / "out" / "given")
     assert results.environment.timm
-    stored = artifacts.load(tmp_path / "out" / "deit3" / "scores" / "mass.safetensors")[0]
+    stored = artifacts.load(tmp_path / "out" / "given" / "scores" / "mass.safetensors")[0]
     assert torch.isfinite(stored["scores"]).all()
 
 
