@@ -295,6 +295,24 @@ def test_a_cost_out_of_reach_is_refused() -> None:
         PROGRESSIVE["protected"].extent_within_cost(0.1, TINY)
 
 
+@pytest.mark.parametrize("name", ["protected", "protected-dense"])
+@pytest.mark.parametrize("on", [replace(TINY, depth=11), replace(TINY, grid=(5, 7), depth=3)])
+def test_every_number_of_tokens_within_reach_is_left_exactly(name: str, on: Geometry) -> None:
+    """Also by a schedule with few steps, whose numbers have gaps."""
+    for ours in (PROGRESSIVE[name], replace(PROGRESSIVE[name], schedule=Fewer(PROGRESSIVE[name].schedule, 2))):
+        shapes = dict.fromkeys(ours.scheduled(on, step / STEPS) for step in range(STEPS + 1))
+        least = min(shape[-1] for shape in shapes)
+        for tokens in range(least, on.patches + 1):
+            schedule = ours.extent_leaving(tokens, on).schedule
+            check_schedule(schedule, on.patches, on.depth, halving=True)
+            assert schedule[-1] == tokens
+            if alike := [shape for shape in shapes if shape[-1] == tokens]:
+                assert schedule == alike[0], "the gentlest is the first"
+        for tokens in (least - 1, on.patches + 1):
+            with pytest.raises(ConfigError, match=rf"^{tokens} tokens cannot be left: .* leave {least} at the least.$"):
+                ours.extent_leaving(tokens, on)
+
+
 def test_the_cost_of_prefix_only_by_hand() -> None:
     # The first of two blocks, width 8, takes 4 patches and CLS and leaves 2 patches. In the last block
     # attention sees 3 tokens, the MLP one, and nothing is removed, whatever the schedule says.

@@ -65,6 +65,7 @@ class Setting:
     task: str = ""  # classify or dense; empty means dense for a model that gives feature maps
     relevance: str = ""  # cls, mean_query or received; empty means cls if the model has a CLS token, else mean_query
     restore: str = "residual"  # how merged patches return to the full grid: residual, or copy of their token
+    tokens: int = 0  # merged patches that a language model reads, instead of the full grid; they decide, not ``cost``
 
     def __post_init__(self) -> None:
         if not 0 < self.cost <= 1:
@@ -77,6 +78,8 @@ class Setting:
             raise ConfigError(f"Relevance is one of {', '.join(RELEVANCES)}, not {self.relevance!r}.")
         if self.restore not in RESTORES:
             raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
+        if self.tokens < 0:
+            raise ConfigError(f"The number of tokens must be 0 (the full grid) or more, not {self.tokens}.")
         if self.steps < 0:
             raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 
@@ -100,8 +103,12 @@ class Setting:
         return dense_shape(depth) if self.task == "dense" else early_shape(depth)
 
     def for_output(self, maps: bool) -> "Setting":
-        """The same setting with a task; ``maps`` says whether the model gives nothing but feature maps."""
-        return self if self.task else replace(self, task="dense" if maps else "classify")
+        """The same setting with a task; ``maps`` says whether the model gives nothing but feature maps.
+
+        Merged tokens that are read themselves have the task classify: at the same number of tokens it merges later, and
+        the tokens are nearer to their patches (docs/LOG.md).
+        """
+        return self if self.task else replace(self, task="dense" if maps and not self.tokens else "classify")
 
     def shared_blocks(self, depth: int) -> int:
         """The number of blocks before the first that removes tokens; both looks at an image share them."""
@@ -125,6 +132,8 @@ class Setting:
                 f"This setting removes tokens up to block {self.shape.last}, but only {on.depth} blocks run: use one "
                 "without a shape, or run `redi tune` for this backbone."
             )
+        if self.tokens:
+            return self.reducer.extent_leaving(self.tokens, on)
         first_cost = self.cost - self.second_share * self.second_cost(on, prefix_only)
         return self.reducer.extent_within_cost(first_cost, on, prefix_only)
 
@@ -135,6 +144,8 @@ class Setting:
                 f"This setting looks twice at some images, which was set for a cost of {self.cost:g}: call accelerate "
                 "with adaptive=True and images to set it for another cost."
             )
+        if self.tokens:
+            raise ConfigError(f"This setting leaves {self.tokens} tokens, and its cost follows: it takes no other.")
         return self if cost == self.cost else replace(self, cost=cost, outside="")
 
     def save(self, file: str | Path) -> None:

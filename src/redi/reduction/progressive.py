@@ -136,6 +136,21 @@ class Progressive(Reducer):
             f"{min(reached for reached, _ in choices):.3f}."
         )
 
+    def extent_leaving(self, tokens: int, on: Geometry) -> Extent:
+        """The extent that removes least of those that leave exactly ``tokens`` patch tokens.
+
+        A schedule that would go on to fewer stops there.
+        """
+        schedules = [extent.schedule for _, extent in _choices(self, on, prefix_only=False)]
+        least = min(schedule[-1] for schedule in schedules)
+        if not least <= tokens <= on.patches:
+            raise ConfigError(
+                f"{tokens} tokens cannot be left: an image has {on.patches} patches here, of which these blocks can "
+                f"leave {least} at the least."
+            )
+        first = next(schedule for schedule in schedules if schedule[-1] <= tokens)
+        return Extent(schedule=tuple(max(count, tokens) for count in first))
+
     def apply(
         self, encoder: Encoder, tokens: Any, extent: Extent, scores: Float[Tensor, "batch patches"] | None
     ) -> Float[Tensor, "batch tokens dim"]:
