@@ -14,7 +14,7 @@ STAMP  := $(VENV)/.installed
 # Tests of what depends on the versions of transformers and timm.
 MATRIX_TESTS := tests/backbone tests/reduction/test_progressive.py tests/comparison/test_diagnose.py \
 	tests/deploy/test_deploy.py tests/deploy/test_saved.py tests/deploy/test_maps.py tests/deploy/test_whole.py \
-	tests/deploy/test_intermediates.py
+	tests/deploy/test_intermediates.py tests/deploy/test_language.py
 
 .PHONY: setup lint types docs browser test test-matrix demo format notebooks bench chaos clean
 

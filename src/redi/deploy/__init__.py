@@ -12,10 +12,12 @@ from transformers import (
     AutoModel,
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForSemanticSegmentation,
 )
 
 from redi.deploy.flattened import AcceleratedFlattened
+from redi.deploy.language import AcceleratedLanguageModel
 from redi.deploy.maps import AcceleratedBackbone
 from redi.deploy.model import KINDS, Accelerated, ReducedOutput
 from redi.deploy.processor import AcceleratedImageProcessor
@@ -25,13 +27,14 @@ from redi.deploy.saved import (
     AcceleratedConfig,
     AcceleratedDepthConfig,
     AcceleratedEncoderConfig,
+    AcceleratedLanguageConfig,
     AcceleratedSegmentationConfig,
 )
 from redi.deploy.whole import AcceleratedModel
 from redi.deploy.wrapping import accelerate
 from redi.records.setting import Setting
 
-KINDS[:] = [AcceleratedModel, AcceleratedBackbone, AcceleratedFlattened]
+KINDS[:] = [AcceleratedLanguageModel, AcceleratedModel, AcceleratedBackbone, AcceleratedFlattened]
 _PROCESSORS: dict[str, type] = {"pil": AcceleratedImageProcessor, "torchvision": AcceleratedImageProcessor}
 for _config in CONFIGS.values():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
@@ -41,5 +44,14 @@ AutoModel.register(AcceleratedEncoderConfig, Accelerated, exist_ok=True)
 AutoBackbone.register(AcceleratedBackboneConfig, AcceleratedBackbone, exist_ok=True)
 AutoModelForDepthEstimation.register(AcceleratedDepthConfig, AcceleratedModel, exist_ok=True)
 AutoModelForSemanticSegmentation.register(AcceleratedSegmentationConfig, AcceleratedModel, exist_ok=True)
+AutoModelForImageTextToText.register(AcceleratedLanguageConfig, AcceleratedLanguageModel, exist_ok=True)
 
-__all__ = ["Accelerated", "AcceleratedBackbone", "AcceleratedModel", "ReducedOutput", "Setting", "accelerate"]
+__all__ = [
+    "Accelerated",
+    "AcceleratedBackbone",
+    "AcceleratedLanguageModel",
+    "AcceleratedModel",
+    "ReducedOutput",
+    "Setting",
+    "accelerate",
+]

@@ -13,7 +13,7 @@ from redi.records.tuning import Point, Tuned
 from redi.reduction import Schedule
 
 #: The fields of a setting that a measured curve depends on, besides the cost.
-MEASURED = ("shape", "protection", "steps", "task", "restore")
+MEASURED = ("shape", "protection", "steps", "task", "restore", "tokens")
 TAGS = ["redi", "token-merging", "vision-transformer"]
 NOT_MEASURED = (
     "Not measured: neither the speed of this model nor what it loses against the original. `redi tune` measures both "
@@ -34,6 +34,7 @@ class Facts:
     preprocessing: Preprocessing | None  # None if the image processor of the original is kept
     tuned: Tuned | None  # the record of `redi tune`, if the setting comes from it
     processor: dict[str, Any] = field(default_factory=dict)  # the settings of the one that is kept, if it is known
+    image_tokens: int = 0  # that a language model reads per image; 0 if there is none
 
 
 def model_card(facts: Facts) -> str:
@@ -70,7 +71,7 @@ the original model. They are in the folder `dense`, as an ordinary checkpoint.
 |---|---|
 | cost of the blocks, relative to the original | {facts.cost:.3f} |
 | patch tokens after each block | {", ".join(map(str, facts.schedule))} |
-{_input(facts.preprocessing)}
+{_input(facts.preprocessing)}{_image_tokens(facts.image_tokens)}
 | license | {facts.license or "that of the original model"} |
 
 ## Measured
@@ -85,6 +86,14 @@ def _use(facts: Facts) -> str:
 
 model = Accelerated.from_pretrained({json.dumps(facts.name)})
 model(pixel_values).feature_maps"""
+    if facts.image_tokens:
+        return f"""from redi.deploy import Accelerated
+from transformers import AutoProcessor
+
+model = Accelerated.from_pretrained({json.dumps(facts.name)})
+processor = model.processor(AutoProcessor.from_pretrained({json.dumps(facts.base_model or "folder of the original")}))
+inputs = processor(images=image, text=prompt, return_tensors="pt")
+processor.decode(model.generate(**inputs)[0])"""
     return f"""from transformers import pipeline
 
 model = pipeline({json.dumps(facts.task)}, model={json.dumps(facts.name)})
@@ -98,6 +107,10 @@ def _input(own: Preprocessing | None) -> str:
         f"| input | shorter side to {own.shorter} px ({own.resample.name.lower()}), centre crop of {own.size} px |\n"
         f"| mean and standard deviation | {_numbers(own.mean)} and {_numbers(own.std)} |"
     )
+
+
+def _image_tokens(count: int) -> str:
+    return f"\n| image tokens that the language model reads per image | {count} |" if count else ""
 
 
 def _curve(tuned: Tuned, cost: float) -> str:

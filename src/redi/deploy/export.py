@@ -44,6 +44,8 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
         raise ConfigError(f"{file} must be a file in a folder that exists.")
     if model.setting.second_look is not None:
         raise ConfigError("Second looks cannot be exported: a graph has one path for all images. Leave out adaptive.")
+    if model.main_input_name != INPUT:
+        raise ConfigError("A vision-language model cannot be exported: accelerate and export its image tower alone.")
     if model.dtype != torch.float32:
         raise ConfigError(f"Export a model in float32, not {model.dtype}: call model.float() first.")
     output = model(pixels)

@@ -4,6 +4,7 @@ Transformers' backbone classes give them. The blocks after the last map do not r
 dense blocks up to there.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any
@@ -31,9 +32,15 @@ def levels(backbone: Backbone) -> list[int]:
     return [config.stage_names.index(name) for name in config.out_features]
 
 
-def up_to_the_last_map(backbone: Backbone, grid: Grid) -> Geometry:
-    """The sizes that the cost depends on: only the blocks up to the last map run."""
-    return replace(backbone.geometry, grid=grid, depth=max(1, *levels(backbone)))
+def up_to_the_last(read: Sequence[int], backbone: Backbone, grid: Grid) -> Geometry:
+    """The sizes that the cost depends on: only the blocks up to the last level that is read run."""
+    return replace(backbone.geometry, grid=grid, depth=max(1, *read))
+
+
+def whole_patches(pixels: Float[Tensor, "..."], patch: int) -> Float[Tensor, "..."]:
+    """The pixels without the rest that fills no patch; transformers' patch embedding leaves it out too."""
+    height, width = (side // patch * patch for side in pixels.shape[-2:])
+    return pixels[..., :height, :width]
 
 
 class AcceleratedBackbone(BackboneMixin, Accelerated):
@@ -51,7 +58,7 @@ class AcceleratedBackbone(BackboneMixin, Accelerated):
         return parts.decoder is None and maps_of(parts.backbone) is not None
 
     def _geometry(self, grid: Grid) -> Geometry:
-        return up_to_the_last_map(self.backbone, grid)
+        return up_to_the_last(levels(self.backbone), self.backbone, grid)
 
     def forward(  # type: ignore[override]
         self,
@@ -66,7 +73,7 @@ class AcceleratedBackbone(BackboneMixin, Accelerated):
         config, maps = self.config, maps_of(self.backbone)
         assert maps is not None
         wanted = levels(self.backbone)
-        tokens = self.backbone.embed(self._whole_patches(pixel_values))
+        tokens = self.backbone.embed(whole_patches(pixel_values, self.backbone.patch_size))
         assert tokens.grid is not None
         grid = index(tokens.grid[0]), index(tokens.grid[1])  # constants, also for a compiler
         short = self._encode(tokens, self.schedule(grid), 0, residual=True, levels=wanted)
@@ -81,11 +88,6 @@ class AcceleratedBackbone(BackboneMixin, Accelerated):
         if getattr(config, "return_class_token", False):
             output.cls_tokens = tuple(state[:, 0] for state in states)
         return output.to_tuple() if return_dict is False else output
-
-    def _whole_patches(self, pixels: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The pixels without the rest that fills no patch; transformers' patch embedding leaves it out too."""
-        height, width = (side // self.backbone.patch_size * self.backbone.patch_size for side in pixels.shape[-2:])
-        return pixels[..., :height, :width]
 
     def _map(self, state: Float[Tensor, "batch tokens dim"], grid: Grid, keeps_prefix: bool) -> Float[Tensor, "..."]:
         if not self.config.reshape_hidden_states:

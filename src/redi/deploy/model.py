@@ -29,6 +29,7 @@ from redi.deploy.parts import Parts
 from redi.deploy.saved import Published, read_model
 from redi.errors import ConfigError, InvalidInput
 from redi.grid import Grid
+from redi.images.preprocessing import Preprocessing
 from redi.records.setting import SecondLook, Setting
 from redi.records.tuning import Tuned
 from redi.reduction import Extent, Schedule
@@ -56,6 +57,7 @@ class Accelerated(Published):
 
     main_input_name = "pixel_values"
     gives_maps: ClassVar[bool] = False  # whether patches are all that is read; CLS of an encoder is read too
+    gives_tokens: ClassVar[bool] = False  # whether merged tokens can be the output
 
     def __init__(
         self, backbone: Backbone, setting: Setting, tuned: Tuned | None = None, original: Origin | None = None
@@ -63,6 +65,11 @@ class Accelerated(Published):
         if setting.relevance == "cls" and not backbone.has_cls:
             raise ConfigError(
                 "This model has no CLS token, whose attention the setting's relevance reads: name another."
+            )
+        if setting.tokens and not self.gives_tokens:
+            raise ConfigError(
+                "tokens is for vision-language models. This model gives the full grid, or, if it is an encoder, the "
+                "merged tokens when called with reduced=True."
             )
         super().__init__(backbone, setting.for_output(self.gives_maps))
         self.tuned = tuned  # the record that the setting comes from, for the model card
@@ -288,9 +295,12 @@ class Accelerated(Published):
             license=license_name or self.original.license,
             cost=self.cost(),
             schedule=self.schedule(self.grid),
-            preprocessing=known_input(self.backbone),
+            preprocessing=self._published_input(),
             tuned=public(self.tuned, self.setting),
         )
+
+    def _published_input(self) -> Preprocessing | None:
+        return known_input(self.backbone)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, config: Any = None, **options: Any) -> "Accelerated":

@@ -1,4 +1,7 @@
-"""The parts of a model of transformers: the backbone that is made faster, and the decoder that reads it."""
+"""The parts of a model of transformers: the backbone that is made faster, and the decoder that reads it.
+
+The decoder of a vision-language model is its projector and its language model.
+"""
 
 from copy import deepcopy
 from pathlib import Path
@@ -7,11 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel, ViTMAEForPreTraining, ViTMAEModel, ViTModel
+from transformers import (
+    CLIPVisionModel,
+    PreTrainedModel,
+    SiglipVisionModel,
+    ViTMAEForPreTraining,
+    ViTMAEModel,
+    ViTModel,
+)
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from redi.backbone import Backbone
-from redi.backbone.checkpoint import checkpoint_folder, read_json, weight_shapes
+from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json, weight_shapes
 from redi.backbone.families import FAMILIES, TWO_TOWERS, Maps
 from redi.backbone.loading import plain_vit_config, quiet_transformers
 from redi.backbone.sizes import require_sizes
@@ -20,16 +30,38 @@ from redi.errors import BackboneError, one_line
 
 Module = TypeVar("Module", bound=nn.Module)
 
-#: The classes of whole models, which keep a backbone under the name ``backbone``, and transformers' pipelines for them.
-#: They are names, because some of these classes take long to import.
-WHOLE = {
-    "DepthAnythingForDepthEstimation": "depth-estimation",
-    "DPTForDepthEstimation": "depth-estimation",
-    "UperNetForSemanticSegmentation": "image-segmentation",
-    "ZoeDepthForDepthEstimation": "depth-estimation",
-}
 #: The backbone classes of transformers.
 MAPS = tuple(family.maps.model for family in FAMILIES.values() if family.maps is not None)
+#: Sizes of a language model that must fit its weights. Its heads may be wider than their share of the width.
+TEXT_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
+#: How a generating model is used by default; a file beside the weights.
+GENERATION = "generation_config.json"
+
+
+class Whole(NamedTuple):
+    """A class of whole models: where it keeps its backbone, and which backbones can be accelerated."""
+
+    pipeline: str  # of transformers
+    place: str = "backbone"  # attribute path of the backbone
+    settings: str = "backbone_config"  # the backbone's part of the configuration
+    backbones: tuple[type[PreTrainedModel], ...] = MAPS
+    generates: bool = False  # whether the decoder is a language model
+
+    @property
+    def noun(self) -> str:
+        return self.place.rpartition(".")[2].replace("_", " ")
+
+
+#: The classes of whole models by name, because some of these classes take long to import.
+WHOLE = {
+    "DepthAnythingForDepthEstimation": Whole("depth-estimation"),
+    "DPTForDepthEstimation": Whole("depth-estimation"),
+    "LlavaForConditionalGeneration": Whole(
+        "image-text-to-text", "model.vision_tower", "vision_config", (CLIPVisionModel, SiglipVisionModel), True
+    ),
+    "UperNetForSemanticSegmentation": Whole("image-segmentation"),
+    "ZoeDepthForDepthEstimation": Whole("depth-estimation"),
+}
 
 
 class Parts(NamedTuple):
@@ -47,14 +79,17 @@ def maps_of(backbone: Backbone) -> Maps | None:
 
 def take_apart(model: PreTrainedModel) -> Parts:
     """The parts of a live model, which share its weights and leave it as it is."""
-    if type(model).__name__ not in WHOLE:
+    whole = WHOLE.get(type(model).__name__)
+    if whole is None:
         return Parts(wrap(model))
-    inner, supported = getattr(model, "backbone", None), ", ".join(kind.__name__ for kind in MAPS)
-    if type(inner) not in MAPS:
-        own = "no backbone but an encoder of its own" if inner is None else f"the backbone {type(inner).__name__}"
-        raise BackboneError(f"This {type(model).__name__} has {own}; supported backbones are {supported}.")
+    above, _, name = whole.place.rpartition(".")
+    inner = getattr(model.get_submodule(above), name, None)
+    if type(inner) not in whole.backbones:
+        noun, supported = whole.noun, ", ".join(kind.__name__ for kind in whole.backbones)
+        own = f"no {noun} but an encoder of its own" if inner is None else f"the {noun} {type(inner).__name__}"
+        raise BackboneError(f"This {type(model).__name__} has {own}; supported {noun}s are {supported}.")
     decoder: Any = _without_recorders(shared_copy(model)).eval()
-    inner = decoder._modules.pop("backbone")
+    inner = decoder.get_submodule(above)._modules.pop(name)
     preprocessing = live_input(inner.config, str(model.config.name_or_path))
     return Parts(Backbone(inner, FAMILIES[inner.config.model_type], None, preprocessing), decoder)
 
@@ -112,9 +147,12 @@ def _unmasked(model: ViTMAEModel) -> Any:
     return plain.to(device=model.device, dtype=model.dtype)
 
 
-def load_live(name_or_path: str | Path) -> PreTrainedModel | None:
-    """The whole model or the backbone class of a checkpoint, in FP32; None if the checkpoint is of another class."""
-    folder = checkpoint_folder(name_or_path)
+def load_live(name_or_path: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel | None:
+    """The whole model or the backbone class of a checkpoint; None if the checkpoint is of another class.
+
+    It is loaded in FP32 if no ``dtype`` is given; a language model, which is large, in the precision of its file.
+    """
+    folder = checkpoint_folder(name_or_path, files=(*FILES, GENERATION))
     settings = read_json(folder / "config.json")
     architectures = settings.get("architectures")
     classes = {*WHOLE, *(entry.__name__ for entry in MAPS)}
@@ -122,14 +160,19 @@ def load_live(name_or_path: str | Path) -> PreTrainedModel | None:
     class_name = next((name for name in names if name in classes), None)
     if class_name is None:
         return None
-    kind = getattr(transformers, class_name)
-    sizes = settings.get("backbone_config") if class_name in WHOLE else settings
-    require_sizes(folder / "config.json", sizes if isinstance(sizes, dict) else {}, weight_shapes(folder, name_or_path))
+    kind, whole = getattr(transformers, class_name), WHOLE.get(class_name)
+    sizes = settings if whole is None else settings.get(whole.settings)
+    precision: Any = dtype or ("auto" if whole is not None and whole.generates else torch.float32)
+    text = settings.get("text_config") if whole is not None and whole.generates else None
+    shapes = weight_shapes(folder, name_or_path)
+    require_sizes(folder / "config.json", sizes if isinstance(sizes, dict) else {}, shapes)
+    if isinstance(text, dict):
+        require_sizes(folder / "config.json", {name: text[name] for name in TEXT_SIZES if name in text}, shapes)
     try:
         with quiet_transformers():
             model, report = kind.from_pretrained(
                 folder,
-                dtype=torch.float32,
+                dtype=precision,
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,

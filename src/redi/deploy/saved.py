@@ -29,7 +29,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json
 from redi.deploy.card import Facts, model_card
 from redi.deploy.origin import PROCESSOR, Origin
-from redi.deploy.parts import Parts, load_live, take_apart
+from redi.deploy.parts import GENERATION, Parts, load_live, take_apart
 from redi.deploy.processor import AcceleratedImageProcessor, stock
 from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
 from redi.records.reading import read_record, write_record
@@ -84,6 +84,13 @@ class AcceleratedSegmentationConfig(AcceleratedConfig):
     model_type = "redi_accelerated_segmentation"
 
 
+@no_type_check
+class AcceleratedLanguageConfig(AcceleratedConfig):
+    """Marks a saved vision-language model."""
+
+    model_type = "redi_accelerated_language"
+
+
 #: What marks a model of each task of :class:`Facts`.
 BY_TASK: dict[str, Any] = {
     "image-classification": AcceleratedConfig,
@@ -91,10 +98,13 @@ BY_TASK: dict[str, Any] = {
     "": AcceleratedBackboneConfig,
     "depth-estimation": AcceleratedDepthConfig,
     "image-segmentation": AcceleratedSegmentationConfig,
+    "image-text-to-text": AcceleratedLanguageConfig,
 }
 CONFIGS: dict[str, Any] = {kind.model_type: kind for kind in BY_TASK.values()}
-#: Models that keep the original's image processor, if it has one.
-WHOLE_MODELS = {kind.model_type for kind in (AcceleratedDepthConfig, AcceleratedSegmentationConfig)}
+#: Models that keep the original's image processor, if it has one. That of a vision-language model is not saved.
+WHOLE_MODELS = {
+    kind.model_type for kind in (AcceleratedDepthConfig, AcceleratedSegmentationConfig, AcceleratedLanguageConfig)
+}
 
 
 class Loaded(NamedTuple):
@@ -193,7 +203,8 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
         if name not in WITHOUT_EFFECT and value is not None:
             raise ConfigError(f"An accelerated model is loaded as it was saved: from_pretrained() takes no {name}.")
     own_files = (CONFIG, SETTING, RECORD, PROCESSOR)
-    folder = checkpoint_folder(name_or_path, files=(*own_files, *(f"{DENSE}/{file}" for file in FILES)), **hub)
+    dense_files = (f"{DENSE}/{file}" for file in (*FILES, GENERATION))
+    folder = checkpoint_folder(name_or_path, files=(*own_files, *dense_files), **hub)
     kind = _kind(folder)
     if kind not in CONFIGS:
         raise BackboneError(f"{name_or_path} holds no accelerated model: make one with redi.accelerate().")
@@ -202,14 +213,16 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
     for file in (SETTING,) if kind in WHOLE_MODELS else (SETTING, PROCESSOR):
         if not (folder / file).exists():
             raise BackboneError(f"There is no {file} in {folder}: save the model again.")
-    live = load_live(folder / DENSE)
+    precision, device = _dtype(dtype, stored.get("dtype")), _device(device_map)
+    live = load_live(folder / DENSE, precision)
     parts = Parts(load_backbone(folder / DENSE)) if live is None else take_apart(live)
     processor = read_json(folder / PROCESSOR) if (folder / PROCESSOR).exists() else {}
     if processor.get("image_processor_type") == AcceleratedImageProcessor.__name__:  # the user may have saved another
         parts.backbone.preprocessing = AcceleratedImageProcessor(**processor).preprocessing
-    for part in (parts.backbone, parts.decoder):
-        if isinstance(part, nn.Module):
-            nn.Module.to(part, _device(device_map), _dtype(dtype, stored.get("dtype")))
+    nn.Module.to(parts.backbone, device, precision)
+    if isinstance(parts.decoder, nn.Module):
+        # A language model is in its precision already. Its rotary frequencies stay in FP32, as transformers loads them.
+        nn.Module.to(parts.decoder, device, None if kind == AcceleratedLanguageConfig.model_type else precision)
     setting = Setting.load(folder / SETTING)
     tuned = read_record(folder / RECORD, Tuned, "redi tune") if (folder / RECORD).exists() else None
     return Loaded(parts, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 from redi.backbone import Backbone
 from redi.cost import Geometry
 from redi.deploy.card import Facts
-from redi.deploy.maps import AcceleratedBackbone, refuse_inside, up_to_the_last_map
+from redi.deploy.maps import AcceleratedBackbone, levels, refuse_inside, up_to_the_last
 from redi.deploy.model import Accelerated
 from redi.deploy.origin import Origin, origin, own_processor
 from redi.deploy.parts import WHOLE, Parts
 from redi.grid import Grid
+from redi.images.preprocessing import Preprocessing
 from redi.records.setting import Setting
 from redi.records.tuning import Tuned
 
@@ -34,9 +35,15 @@ class AcceleratedModel(Accelerated):
         decoder: PreTrainedModel,
     ) -> None:
         super().__init__(backbone, setting, tuned, original or origin(decoder.config))
-        self.decoder: Any = copy(decoder)
+        self.kind = WHOLE[type(decoder).__name__]
+        self.decoder: Any
+        self.decoder, holder, name = _opened(decoder, self.kind.place)
         # Not one of the decoder's modules: the weights of the backbone are in ``self.backbone`` already.
-        vars(self.decoder)["backbone"] = _Inner(backbone, self.setting)
+        vars(holder)[name] = self._stand_in()
+
+    def _stand_in(self) -> Accelerated:
+        """What the decoder calls in the place of its backbone."""
+        return _Inner(self.backbone, self.setting)
 
     @classmethod
     def fits(cls, parts: Parts) -> bool:
@@ -55,20 +62,20 @@ class AcceleratedModel(Accelerated):
 
     @property
     def dense(self) -> nn.Module:
-        whole = copy(self.decoder)
-        del vars(whole)["backbone"]
-        whole._modules = {"backbone": self.backbone.model, **whole._modules}
-        return whole  # type: ignore[no-any-return]
+        whole, holder, name = _opened(self.decoder, self.kind.place)
+        del vars(holder)[name]
+        holder._modules = {name: self.backbone.model, **holder._modules}
+        return whole
 
     def at_cost(self, cost: float) -> "AcceleratedModel":
-        return AcceleratedModel(self.backbone, self.setting.at_cost(cost), self.tuned, self.original, self.decoder)
+        return type(self)(self.backbone, self.setting.at_cost(cost), self.tuned, self.original, self.decoder)
 
     def train(self, mode: bool = True) -> "AcceleratedModel":  # noqa: ARG002
         """Stay in evaluation mode: the statistics of a batch norm are shared with the original."""
         return super().train(False)
 
     def _geometry(self, grid: Grid) -> Geometry:
-        return up_to_the_last_map(self.backbone, grid)
+        return up_to_the_last(levels(self.backbone), self.backbone, grid)
 
     def forward(self, pixel_values: Float[Tensor, "batch channels height width"], **options: Any) -> Any:  # type: ignore[override]
         """Run the model; ``options`` are those of the original."""
@@ -77,8 +84,25 @@ class AcceleratedModel(Accelerated):
 
     def facts(self, name: str, license_name: str) -> Facts:
         facts = super().facts(name, license_name)
-        task, processor = WHOLE[type(self.decoder).__name__], own_processor(self.config)
-        return replace(facts, task=task, preprocessing=None, processor=processor)
+        return replace(facts, task=self.kind.pipeline, processor=self._kept_processor())
+
+    def _published_input(self) -> Preprocessing | None:
+        """None: the image processor of the original is kept."""
+        return None
+
+    def _kept_processor(self) -> dict[str, Any]:
+        return own_processor(self.config)
+
+
+def _opened(model: nn.Module, place: str) -> tuple[nn.Module, nn.Module, str]:
+    """A copy down to the module that holds the backbone, that module's copy, and the backbone's name in it."""
+    whole = holder = copy(model)
+    *above, name = place.split(".")
+    for step in above:
+        inner = copy(holder.get_submodule(step))
+        holder._modules = {**holder._modules, step: inner}
+        holder = inner
+    return whole, holder, name
 
 
 class _Inner(AcceleratedBackbone):

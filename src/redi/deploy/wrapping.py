@@ -27,6 +27,7 @@ def accelerate(
     setting: Setting | Tuned | str | Path | None = None,
     *,
     task: str | None = None,
+    tokens: int | None = None,
     adaptive: bool = False,
     images: Float[Tensor, "images channels height width"] | None = None,
 ) -> Accelerated:
@@ -45,6 +46,10 @@ def accelerate(
     decoder. For both, the blocks after the last feature map do not run, and ``cost`` is relative to the dense blocks up
     to there. Models of timm have ``forward_intermediates``.
 
+    A vision-language model (LLaVA, whose tower is of CLIP or SigLIP) keeps its language model, which reads the full
+    grid. With ``tokens``, it reads this many merged patches of each image instead, and the cost follows from their
+    number; prompts then come from :meth:`redi.deploy.AcceleratedLanguageModel.processor`.
+
     With ``adaptive``, images that the fast model is not sure of get the dense model's answer, and ``cost`` is a mean
     over images. ``images`` are some unlabelled ones like those to come, normalised as the model's input; they set the
     confidence that is asked for (see :func:`redi.deploy.second_look.with_second_look`).
@@ -54,6 +59,10 @@ def accelerate(
     chosen, tuned = _setting(setting)
     if images is not None:
         chosen = replace(chosen, second_look=None)  # which is set anew
+    if tokens is not None:
+        if tokens and cost is not None:
+            raise ConfigError(f"The cost follows from tokens={tokens}: leave out one of the two.")
+        chosen = replace(chosen, tokens=tokens)
     if cost is not None:
         chosen = chosen.at_cost(cost)
     if task is not None:
