@@ -20,6 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from families import save_checkpoint, save_model
+from language_families import save_llava
 from map_families import make_whole
 from redi import __version__
 from redi.cli import app
@@ -44,7 +45,7 @@ PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
     "size": {"height": 224, "width": 224},
 }
-DEPTH = "depth-anything/Depth-Anything-V2-Small-hf"
+DEPTH, LLAVA = "depth-anything/Depth-Anything-V2-Small-hf", "llava-hf/llava-1.5-7b-hf"
 #: Runs the code of each document. A traceback names the document as its file.
 RUN_ALL = """
 import json, os, sys
@@ -94,11 +95,14 @@ def write_photo(folder: Path) -> None:
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of the Hub with small models under the names that the documents use."""
     cache = tmp_path_factory.mktemp("hub")
-    for name in (*HUB, DEPTH):
+    for name in (*HUB, DEPTH, LLAVA):
         folder = cache / f"models--{name.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("0" * 40)
         snapshot, processor = folder / "snapshots" / ("0" * 40), PROCESSOR
+        if name == LLAVA:
+            save_llava("clip", snapshot, side=160)  # 400 patches
+            continue
         if name == DEPTH:
             save_model(make_whole("depth_anything"), snapshot)
             processor = {**PROCESSOR, "image_processor_type": "DPTImageProcessor"}
