@@ -1,7 +1,7 @@
 """Which task leaves N merged tokens that are nearest to the patches they stand for, if they are read as they are?
 
     python experiments/image_tokens.py --backbone vit-tiny-patch16-224 --images imagenet-5k --size 224
-    python experiments/image_tokens.py --backbone dinov2-small --images camvid --size 336 --limit 24
+    python experiments/image_tokens.py --backbone dinov2-small --images camvid/train/images --size 336 --limit 24
 
 A language model reads the tokens so: nothing restores the grid. The blocks run up to the last but one, as in LLaVA.
 *Cosine* is that of each dense patch with its token, both without the mean of all dense patches, which would hide the

@@ -72,6 +72,15 @@ def test_at_full_cost_logits_loss_and_generated_ids_are_the_originals(name: str)
 
 
 @kinds
+def test_pixels_that_fill_no_patch_are_left_out(name: str) -> None:
+    """As in SigLIP's 384 px with patches of 14."""
+    given, inputs = make_llava(name, side=50), {**inputs_with(PATCHES), "pixel_values": torch.randn(2, 3, 50, 50)}
+    model: Any = accelerate(given, cost=1.0)
+    torch.testing.assert_close(model(**inputs).logits, given(**inputs).logits, atol=1e-5, rtol=1e-5)
+    assert model.image_tokens == PATCHES
+
+
+@kinds
 def test_the_given_model_is_left_alone(name: str) -> None:
     given, inputs = make_llava(name), inputs_with(PATCHES)
     before, tower = given(**inputs).logits, given.model.vision_tower
@@ -228,6 +237,13 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     )
     with pytest.raises(BackboneError, match=r"^Qwen2VL\w+ cannot be accelerated; .*LlavaForConditionalGeneration.*$"):
         accelerate(qwen)
+    config = save_llava("clip", tmp_path / "given") / "config.json"
+    settings = json.loads(config.read_text())
+    for part in ("vision_config", "text_config"):
+        damaged = {**settings, part: {**settings[part], "num_hidden_layers": 10**6}}
+        config.write_text(json.dumps(damaged))
+        with pytest.raises(BackboneError, match=r"^.*num_hidden_layers = 1000000, but the weights are those of a.*$"):
+            accelerate(tmp_path / "given")
     model: Any = accelerate(given, tokens=TOKENS)
     with pytest.raises(ConfigError, match=r"^A vision-language model cannot be exported.*$"):
         export(model, tmp_path / "model.onnx", other_inputs["pixel_values"])

@@ -13,7 +13,7 @@ from redi.records.tuning import Point, Tuned
 from redi.reduction import Schedule
 
 #: The fields of a setting that a measured curve depends on, besides the cost.
-MEASURED = ("shape", "protection", "steps", "task", "restore")
+MEASURED = ("shape", "protection", "steps", "task", "restore", "tokens")
 TAGS = ["redi", "token-merging", "vision-transformer"]
 NOT_MEASURED = (
     "Not measured: neither the speed of this model nor what it loses against the original. `redi tune` measures both "
@@ -91,7 +91,7 @@ model(pixel_values).feature_maps"""
 from transformers import AutoProcessor
 
 model = Accelerated.from_pretrained({json.dumps(facts.name)})
-processor = model.processor(AutoProcessor.from_pretrained({json.dumps(facts.base_model or "the original model")}))
+processor = model.processor(AutoProcessor.from_pretrained({json.dumps(facts.base_model or "folder of the original")}))
 inputs = processor(images=image, text=prompt, return_tensors="pt")
 processor.decode(model.generate(**inputs)[0])"""
     return f"""from transformers import pipeline

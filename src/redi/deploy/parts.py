@@ -32,6 +32,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 #: The backbone classes of transformers.
 MAPS = tuple(family.maps.model for family in FAMILIES.values() if family.maps is not None)
+#: Sizes of a language model that must fit its weights. Its heads may be wider than their share of the width.
+TEXT_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
 #: How a generating model is used by default; a file beside the weights.
 GENERATION = "generation_config.json"
 
@@ -161,7 +163,11 @@ def load_live(name_or_path: str | Path, dtype: torch.dtype | None = None) -> Pre
     kind, whole = getattr(transformers, class_name), WHOLE.get(class_name)
     sizes = settings if whole is None else settings.get(whole.settings)
     precision: Any = dtype or ("auto" if whole is not None and whole.generates else torch.float32)
-    require_sizes(folder / "config.json", sizes if isinstance(sizes, dict) else {}, weight_shapes(folder, name_or_path))
+    text = settings.get("text_config") if whole is not None and whole.generates else None
+    shapes = weight_shapes(folder, name_or_path)
+    require_sizes(folder / "config.json", sizes if isinstance(sizes, dict) else {}, shapes)
+    if isinstance(text, dict):
+        require_sizes(folder / "config.json", {name: text[name] for name in TEXT_SIZES if name in text}, shapes)
     try:
         with quiet_transformers():
             model, report = kind.from_pretrained(
