@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from equal_cost_report import ADAPTIVE, COLUMNS, SHIPPED, Records, Row, best_peers, draw, merge, table
-from redi.attention import cls_rows
+from redi.attention import cls_rows, head_mean
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.backbone.classifier import Classifier, final_feature
 from redi.comparison.ground import Ground
@@ -70,7 +70,7 @@ def measured_catalogue(backbone: Backbone, pixels: Tensor) -> Catalogue:
         lengths = [lengths_at_strengths(backbone, reducer, backbone.embed(batch)) for batch in pixels.split(50)]
         return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS)
 
-    return Catalogue().with_curves(curve)
+    return Catalogue(has_cls=backbone.has_cls).with_curves(curve)
 
 
 def rows(backbone: Backbone, catalogue: Catalogue, pixels: Tensor, names: list[str], costs: tuple[float, ...]) -> Rows:
@@ -111,9 +111,9 @@ def read_output(classifier: Classifier, output: Any) -> Tensor:
     if classifier.probe is None:
         logits: Tensor = output.logits
         return logits
-    return classifier.probe.logits(
-        image_feature(output.last_hidden_state, classifier.backbone.prefix, classifier.backbone.has_cls)
-    )
+    backbone, tokens = classifier.backbone, output.last_hidden_state
+    normed = tokens if backbone.family.normed_output else backbone.final_norm(tokens)
+    return classifier.probe.logits(image_feature(normed, backbone.prefix, backbone.has_cls))
 
 
 @torch.inference_mode()
@@ -122,12 +122,12 @@ def logits(
 ) -> Iterator[tuple[Row, Tensor, Tensor]]:
     """Each row with its logits and the cost of each image, dense first.
 
-    One-shot rows rank by the CLS attention at a third of the depth.
+    One-shot rows rank by the CLS attention at a third of the depth, or by incoming mass if there is no CLS token.
     """
     backbone = classifier.backbone
     after = max(1, backbone.depth // 3)
     tokens = backbone.embed(pixels)
-    watch = Watch(cls_rows, blocks=(after - 1,))
+    watch = Watch(cls_rows if backbone.has_cls else head_mean, blocks=(after - 1,))
     begun = tokens.advanced(backbone.encode(tokens, stop=after, watch=(watch,)))
     attention = watch.value(after - 1).mean(dim=1)[:, backbone.prefix :]
     same = torch.ones(len(pixels))

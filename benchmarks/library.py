@@ -94,7 +94,7 @@ def capture(backbone: Backbone) -> None:
     tokens = backbone.embed(torch.randn(BATCH, 3, 224, 224))
 
     def captured() -> None:
-        scores = AttentionScores(backbone.depth, backbone.prefix)
+        scores = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls)
         backbone.encode(tokens, watch=scores.watches)
         scores.maps()
 

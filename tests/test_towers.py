@@ -1,17 +1,29 @@
 """Towers of images and texts, with and without CLS, from a run to its report, a comparison and a tuned model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import CLIPConfig, CLIPModel, Siglip2Config, Siglip2Model, SiglipConfig, SiglipModel
+from torch.nn.functional import pad
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    Siglip2Config,
+    Siglip2Model,
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipModel,
+)
 
 import redi
-from families import inputs_of, save_checkpoint, scramble
+from families import inputs_of, make_model, save_checkpoint, scramble
 from redi.attention import ATTENTION_SCORES, cls_max, incoming_mass
 from redi.backbone import load_backbone
+from redi.backbone.classifier import final_feature
 from redi.comparison.compare import compare
 from redi.comparison.grid import Request
+from redi.deploy.readout import ImageReadout
 from redi.errors import BackboneError, ConfigError, InvalidInput
 from redi.pipeline import execute
 from redi.records.results import read_results
@@ -100,6 +112,56 @@ def test_a_tower_is_tuned_and_exported(name: str, tmp_path: Path) -> None:
     assert tuned.tuned.points
     redi.export(model, tmp_path / "model.onnx", cost=0.7)
     assert (tmp_path / "model.onnx").exists()
+
+
+def test_flattened_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = make_model("siglip2")
+    faster, inputs = redi.accelerate(model, cost=0.7), inputs_of(model, torch.randn(2, 3, 32, 32))
+    padded = {name: pad(value, (0, 0, 0, 3) if value.ndim == 3 else (0, 3)) for name, value in inputs.items()}
+    padded["spatial_shapes"] = inputs["spatial_shapes"]
+    with torch.no_grad():
+        short, long = faster(**inputs), faster(**padded)
+    assert long.last_hidden_state.shape == (2, 19, 32)
+    assert torch.equal(long.last_hidden_state[:, :16], short.last_hidden_state)
+    assert not long.last_hidden_state[:, 16:].any()
+    torch.testing.assert_close(faster(torch.zeros(1, 3, 32, 32)).pooler_output.shape, short.pooler_output[:1].shape)
+    for changes, problem in (
+        ({"spatial_shapes": torch.tensor([[4, 8]] * 2)}, "4x8 patches need at least 32 flattened patches"),
+        ({"pixel_values": inputs["pixel_values"][..., :5]}, "of 192 values, not 16 of 5"),
+        ({"spatial_shapes": torch.tensor([[4, 4], [2, 8]])}, "All images of a call must have one shape"),
+        ({"pixel_attention_mask": torch.zeros(2, 16)}, "must be on for the 16 patches"),
+        ({"spatial_shapes": None}, "need spatial_shapes"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            faster(**{**inputs, **changes})
+
+
+def test_a_classifier_on_a_tower_is_refused_not_stripped_of_its_head(tmp_path: Path) -> None:
+    model: Any = SiglipForImageClassification(SiglipConfig(vision_config=VISION, text_config=TEXT))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match="a classifier on an image tower, whose head is not supported"):
+        load_backbone(tmp_path)
+    with pytest.raises(BackboneError, match="SiglipForImageClassification cannot be accelerated"):
+        redi.accelerate(model)
+    kind, config = WHOLE["clip"]
+    with pytest.raises(
+        BackboneError, match=r"CLIPModel has a tower for images and one for texts: .* model.vision_model"
+    ):
+        redi.accelerate(kind(config))
+
+
+def test_tuning_reads_what_texts_are_compared_with(tmp_path: Path) -> None:
+    """And without an embedding, the feature of the probe, which is normed."""
+    pixels = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8)
+    for name in ("clip", "clip_projection", "siglip", "siglip2"):
+        dense = redi.accelerate(make_model(name), cost=1.0)
+        backbone = dense.backbone
+        vectors = ImageReadout(dense, pixels, None, 2)._vectors(dense, pixels, "")
+        with torch.no_grad():
+            hidden = backbone.encode(backbone.embed(backbone.preprocessing.normalise(pixels)))
+            joint = backbone.has_embedding
+            expected = backbone.image_embedding(hidden) if joint else final_feature(backbone, hidden, prenorm=False)
+        torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_pure_functions_without_cls() -> None:

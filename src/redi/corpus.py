@@ -124,8 +124,8 @@ def _other(term: CorpusTerm, evidence: Evidence) -> Tensor:
     return term.table[other_labels(evidence.labels, len(term.table), evidence.indices, evidence.seed)]
 
 
-#: Label sources by name. ``redi compare --study scorers`` measures every source in this table; ``text`` only in a run
-#: that has embeddings of the class names.
+#: Label sources by name. ``redi compare --study scorers`` measures every source that the run has: ``text`` needs
+#: embeddings of the class names.
 LABEL_SOURCES: dict[str, LabelSource] = {
     TRUE_CLASS: LabelSource("the true class", _true, uses_truth=True),
     "predicted": LabelSource("the Top-1 class of the dense pass", _predicted, uses_classifier=True),

@@ -40,10 +40,11 @@ class Dense:
     grid: Grid
     indices: list[int]  # index of each image in its data set
     seed: int
+    has_cls: bool = True  # whether token 0 is a CLS token
 
     @cached_property
     def attention(self) -> Float[Tensor, "batch heads tokens tokens"]:
-        """softmax(Q K^T / sqrt(d)): rows are queries, columns are keys; token 0 is CLS."""
+        """softmax(Q K^T / sqrt(d)): rows are queries, columns are keys; token 0 is CLS, if there is one."""
         return (self.query @ self.key.transpose(2, 3) * self.scale).softmax(dim=-1)
 
 

@@ -55,6 +55,7 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
         )
     shapes = weight_shapes(folder, name_or_path)
     if kind in TWO_TOWERS:
+        _require_towers(name_or_path, settings)
         kind, settings = TWO_TOWERS[kind], _image_tower(folder / "config.json", settings)
     require_sizes(folder / "config.json", settings, shapes)
     family = FAMILIES[kind]
@@ -75,6 +76,15 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     processor = folder / "preprocessor_config.json"
     content = read_json(processor) if processor.exists() else {}
     return Backbone(model, family, head, processor_input(processor, content, patch_size))
+
+
+def _require_towers(name: str | Path, settings: dict[str, Any]) -> None:
+    """Refuse a classifier on an image tower, whose head would be dropped without a word."""
+    if "ForImageClassification" in str(settings.get("architectures")):
+        raise BackboneError(
+            f"{name} is a classifier on an image tower, whose head is not supported: pass the model of images and "
+            "texts, or its image tower, and train a probe."
+        )
 
 
 def _image_tower(file: Path, settings: dict[str, Any]) -> dict[str, Any]:

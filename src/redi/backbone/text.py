@@ -171,13 +171,16 @@ def _load_tokenizer(folder: Path, name: str | Path) -> Any:
         raise BackboneError(f"{name} has no tokenizer: there is none of {', '.join(VOCABULARIES)} in {folder}.")
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ImportError:
         raise BackboneError(
             f"The tokenizer of {name} needs a package that is not installed, for SigLIP: pip install sentencepiece."
         ) from None
     except Exception as error:
         raise BackboneError(f"The tokenizer of {name} cannot be loaded ({one_line(error)})") from error
+    if tokenizer.pad_token is None:
+        raise BackboneError(f"The tokenizer of {name} has no pad_token: name one in tokenizer_config.json.")
+    return tokenizer
 
 
 def _read_number(folder: Path, name: str | Path, key: str, shapes: dict[str, tuple[int, ...]]) -> Tensor | None:

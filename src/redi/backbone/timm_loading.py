@@ -141,7 +141,9 @@ def _backbone(
         id2label=dict(enumerate(names)),
         settings=settings,
     )
-    family = TIMM_JOINT if is_joint else TIMM
+    # Weights that were trained with another activation run, as in timm, but their embedding is not that of the texts.
+    is_native = "quickgelu" in architecture or "QuickGELU" not in str(pretrained.get("notes"))
+    family = TIMM_JOINT if is_joint and is_native else TIMM
     return Backbone(TimmModel(vit, config), family, timm_head(vit) if has_head else None, preprocessing)
 
 

@@ -13,7 +13,7 @@ from redi.records.tuning import Point, Tuned
 from redi.reduction import Schedule
 
 #: The fields of a setting that a measured curve depends on, besides the cost.
-MEASURED = ("shape", "protection", "steps", "task", "restore", "tokens")
+MEASURED = ("shape", "protection", "steps", "task", "relevance", "restore", "tokens")
 TAGS = ["redi", "token-merging", "vision-transformer"]
 NOT_MEASURED = (
     "Not measured: neither the speed of this model nor what it loses against the original. `redi tune` measures both "

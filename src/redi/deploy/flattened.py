@@ -38,7 +38,12 @@ class AcceleratedFlattened(Accelerated):
         if spatial_shapes is None:
             raise InvalidInput("Flattened patches need spatial_shapes, the rows and columns of each image.")
         rows, columns = spatial_shapes[0].tolist()
-        count, padded = rows * columns, pixel_values.shape[1]
+        count, padded, values = rows * columns, pixel_values.shape[1], 3 * self.backbone.patch_size**2
+        if not 0 < count <= padded or pixel_values.shape[2] != values:
+            raise InvalidInput(
+                f"Images of {rows}x{columns} patches need at least {count} flattened patches of {values} values, not "
+                f"{padded} of {pixel_values.shape[2]}."
+            )
         if not (spatial_shapes == spatial_shapes[:1]).all():
             raise InvalidInput("All images of a call must have one shape: call the model once per shape.")
         valid = torch.arange(padded, device=pixel_values.device) < count

@@ -36,6 +36,8 @@ from redi.reduction import Extent, Schedule
 
 Module = TypeVar("Module", bound=nn.Module)
 
+NO_HEAD = "Second looks need a head, whose confidence decides: this model has none."
+
 
 @dataclass
 class ReducedOutput(ModelOutput):
@@ -76,7 +78,7 @@ class Accelerated(Published):
         self.original = original or origin(backbone.config)
         self.prefix_only = backbone.head is not None and backbone.head.prefix_only
         if setting.second_look is not None and backbone.head is None:
-            raise ConfigError("Second looks need a head, whose confidence decides: this model has none.")
+            raise ConfigError(NO_HEAD)
         self._schedules: dict[tuple[Geometry, bool], Schedule] = {}
         self.schedule(self.grid)  # raises now if the setting does not fit
 

@@ -107,7 +107,7 @@ def wrap(model: PreTrainedModel) -> Backbone:
     name, kind = type(model).__name__, getattr(model.config, "model_type", None)
     family = FAMILIES.get(str(kind))
     head = family.heads.get(name) if family else None
-    if kind in TWO_TOWERS and hasattr(model, "vision_model"):
+    if kind in TWO_TOWERS and hasattr(model, "text_model"):
         raise BackboneError(f"{name} has a tower for images and one for texts: pass the first, model.vision_model.")
     projects = family is not None and family.projection is not None and type(model) is family.projection.model
     if family is None or not (head or projects or type(model) is family.encoder or type(model) in MAPS):

@@ -13,6 +13,7 @@ from jaxtyping import Float, Float16, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from redi.backbone import Backbone
 from redi.deploy.model import Accelerated
 from redi.probe import image_feature
 from redi.runs.progress import track
@@ -115,8 +116,17 @@ class ImageReadout(Readout):
         backbone = model.backbone
         if backbone.head is not None:
             return torch.cat([output.logits.float().cpu() for output in self._outputs(model, pixels, title)])
-        hidden = (output.last_hidden_state.float() for output in self._outputs(model, pixels, title))
-        return torch.cat([image_feature(tokens, backbone.prefix, backbone.has_cls).cpu() for tokens in hidden])
+        return torch.cat([_feature(backbone, output).cpu() for output in self._outputs(model, pixels, title)])
+
+
+def _feature(backbone: Backbone, output: Any) -> Float[Tensor, "batch dim"]:
+    """The embedding that texts are compared with, if the model gives one, else the feature of the linear probe."""
+    pooled = output.pooler_output if backbone.projection is None else output.image_embeds
+    if backbone.has_embedding and pooled is not None:
+        return normalize(pooled.float(), dim=-1)
+    tokens = output.last_hidden_state
+    normed = tokens if backbone.family.normed_output else backbone.final_norm(tokens)
+    return image_feature(normed.float(), backbone.prefix, backbone.has_cls)
 
 
 class PatchReadout(Readout):

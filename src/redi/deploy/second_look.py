@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from redi.deploy.model import Accelerated
+from redi.deploy.model import NO_HEAD, Accelerated
 from redi.errors import ConfigError
 from redi.records.setting import SecondLook, Setting
 
@@ -30,6 +30,8 @@ def with_second_look(model: Accelerated, images: Images) -> Accelerated:
     The share of second looks follows from the cost. The confidence is the one that this share of ``images`` does not
     reach at the first look. A budget of ``CHEAPEST`` or less is not divided.
     """
+    if model.backbone.head is None:
+        raise ConfigError(NO_HEAD)
     setting = replace(model.setting, second_look=None, outside="")
     if not len(images):
         raise ConfigError("There are no images to set a confidence on.")

@@ -78,8 +78,8 @@ class Setting:
             raise ConfigError(f"Relevance is one of {', '.join(RELEVANCES)}, not {self.relevance!r}.")
         if self.restore not in RESTORES:
             raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
-        if self.tokens < 0:
-            raise ConfigError(f"The number of tokens must be 0 (the full grid) or more, not {self.tokens}.")
+        if type(self.tokens) is not int or self.tokens < 0:
+            raise ConfigError(f"The number of tokens must be 0 (the full grid) or a whole number, not {self.tokens!r}.")
         if self.steps < 0:
             raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 

@@ -60,7 +60,7 @@ class Inside:
 
     @property
     def head_attention(self) -> Float[Tensor, "batch heads patches"]:
-        """The attention to each patch token in this block, per head: that of CLS, if there is one."""
+        """The attention to each patch token in this block, per head, as :attr:`attending` says."""
         return RELEVANCES[self.attending](self.query, self.key, self.scale, self.bias, self.sizes, self.prefix)
 
     @property

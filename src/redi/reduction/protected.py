@@ -1,7 +1,8 @@
 """Relevance-protected merging: our own progressive reducer, which needs no label and no dense pass.
 
 Relevance does not choose the tokens that stay. It raises the cost of merging a token and its weight in the mean. So
-among similar tokens, those that CLS attends to are merged last and dominate the merged token.
+among similar tokens, those that CLS attends to (without a CLS token, the mean query) are merged last and dominate the
+merged token.
 """
 
 from functools import partial
@@ -48,7 +49,8 @@ def protected(
 
     scaled to the same mean of their lengths, because the mean of different vectors is shorter than they are. It has
     the position of the member with the largest weight and takes the place of b in the sequence, so that the next block
-    alternates over neighbours again. Relevance is the CLS attention of the same block, or the given score.
+    alternates over neighbours again. Relevance is the attention of the same block (:mod:`redi.reduction.relevance`), or
+    the given score.
 
     The sequence is in raster order. If there are more than ``window`` tokens in B, the sequence is cut into equal
     windows, and b is the nearest token in the window of a: neighbours are similar, and the work grows with the number

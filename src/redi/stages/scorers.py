@@ -71,6 +71,7 @@ def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -
                 grid=tokens.grid,
                 indices=batch.indices,
                 seed=run.config.seed,
+                has_cls=backbone.has_cls,
             )
             for score in by_block[block]:
                 maps[score.name] = minmax(catalogue.scorers[score.local](dense))
