@@ -88,11 +88,22 @@ class Development:
         return torch.cat(outputs) if bank is None else torch.cat(outputs) @ bank.T / TEMPERATURE
 
 
-def development(backbone: str | Path, images: str, limit: int = 200, classes: str = "even") -> Development:
-    """Load ``limit`` images, spread evenly over the classes with even (or odd, or all) numbers in sorted order."""
+def development(
+    backbone: str | Path, images: str, limit: int = 200, classes: str = "even", whole_classes: bool = False
+) -> Development:
+    """Load ``limit`` images, spread evenly over the classes with even (or odd, or all) numbers in sorted order.
+
+    With ``whole_classes`` fewer classes have all their images, so that a bank has images of every class.
+    """
     model, folder = load_backbone(backbone), open_images(images)
     chosen = [k for k, label in enumerate(folder.labels) if PARITY.get(classes) in (None, label % 2)]
     wanted = min(limit * (1 if model.head else 2), len(chosen))
+    if whole_classes:
+        numbers = sorted({folder.labels[k] for k in chosen})
+        count = max(wanted * len(numbers) // len(chosen), 1)
+        kept = {numbers[position * len(numbers) // count] for position in range(count)}
+        chosen = [k for k in chosen if folder.labels[k] in kept]
+        wanted = len(chosen)
     chosen = [chosen[position * len(chosen) // wanted] for position in range(wanted)]
     plan = [chosen[start : start + BATCH] for start in range(0, wanted, BATCH)]
     dataset = ViewDataset(folder, model.preprocessing, four_views=False, seed=0)

@@ -35,8 +35,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--costs", type=float, nargs="+", default=[0.55, 0.65, 0.75])
     parser.add_argument("--task", choices=("classify", "dense"), default="classify")
+    parser.add_argument("--whole-classes", action="store_true", help="all images of fewer classes; without a head")
     options = parser.parse_args()
-    ground = development(options.backbone, options.images, options.limit, options.classes)
+    ground = development(options.backbone, options.images, options.limit, options.classes, options.whole_classes)
     print(f"Dense: {ground.row('dense', Setting(1.0)).top1} % Top-1")
     for cost in options.costs:
         rows = [ground.row(name, Setting(cost, relevance=name, task=options.task)) for name in RELEVANCES]
