@@ -7,7 +7,7 @@ that of the final normed patch tokens with dense's. *Agree* is the share of patc
 dense tokens of other pictures is the same as dense's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.errors import ConfigError
 from redi.images.preprocessing import to_bytes
 from redi.images.scenes import fitted
-from redi.reduction import PROGRESSIVE, Inside, Progressive, Reduction
+from redi.reduction import PROGRESSIVE, Progressive
 from redi.reduction.protected import products_by_keys, protected
 from redi.reduction.schedule import Shape, dense_shape, early_shape
 
@@ -42,8 +42,8 @@ def variants(depth: int) -> Iterator[Variant]:
     """What ships first, then one thing changed at a time."""
     ours = PROGRESSIVE["protected-dense"]
 
-    def step(change: Callable[..., Reduction] = protected, **options: float) -> Progressive:
-        return replace(ours, step=partial(change, **{"sizes": 1.0, "by_keys": True, **options}))
+    def step(**options: float) -> Progressive:
+        return replace(ours, step=partial(protected, **{"sizes": 1.0, "by_keys": True, **options}))  # type: ignore[arg-type]
 
     yield Variant("dense task", ours)
     yield Variant("copies", ours, residual=False)
@@ -54,7 +54,7 @@ def variants(depth: int) -> Iterator[Variant]:
     yield Variant("no relevance in the damage", step(protection=0.0))
     yield Variant("protection 0.25", step(protection=0.25))
     yield Variant("protection 1", step(protection=1.0))
-    yield Variant("received attention", step(by_received))
+    yield Variant("received attention", replace(ours, relevance="received"))
     states = step(by_keys=False)
     yield Variant("partners by states", replace(states, products=PROGRESSIVE["protected"].products))
     for window in (32, 64, 256):
@@ -76,14 +76,6 @@ def variants(depth: int) -> Iterator[Variant]:
     for name in ("tome", "pitome-released", "algm", "cubist"):
         yield Variant(name, PROGRESSIVE[name])
         yield Variant(f"{name}, copies", PROGRESSIVE[name], residual=False)
-
-
-def by_received(inside: Inside, count: int, **options: float) -> Reduction:
-    """Relevance is the mean attention that a token receives from all tokens, instead of from CLS."""
-    logits = (inside.query @ inside.key.transpose(2, 3)) * inside.scale
-    logits = logits if inside.bias is None else logits + inside.bias
-    received = logits.softmax(dim=-1).mean(dim=(1, 2))[:, inside.prefix :]
-    return protected(replace(inside, scores=received), count, **options)  # type: ignore[arg-type]
 
 
 def load(backbone: Backbone, folder: Path, limit: int) -> list[Tensor]:
