@@ -12,9 +12,9 @@ from redi.images.loader import Batch
 from redi.runs.cache import CachedImages, FeatureCache, Features
 from redi.runs.folder import Run
 from redi.runs.passes import Pass
-from redi.stages.words import figure_blocks
+from redi.stages.words import codebook_blocks
 
-#: Name of the TF-IDF codebook. The codebooks of Figure 2 are called "block3" and so on.
+#: Name of the TF-IDF codebook. The codebooks of other blocks are called "block3" and so on.
 MAIN = "main"
 
 Step = Callable[[Batch, Mapping[str, Any]], Mapping[str, Tensor]]
@@ -28,7 +28,7 @@ def block_of(run: Run, book: str) -> int:
 def patch_features(
     run: Run, batch: Batch, fill_cache: bool = False, embedding: bool = False
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return (final tokens, patch features after each block of Figure 2, the last block included).
+    """Return (final tokens, patch features after each block with a codebook, the last block included).
 
     With ``embedding`` there are only the features before block 1, under key 0, and no final tokens. A cached batch
     has no final tokens either. A run with a cache rounds features to FP16 in every pass, whether they come from the
@@ -43,7 +43,7 @@ def patch_features(
         return torch.empty(0), {0: tokens.patches}
     patches: dict[int, Tensor] = {}
     hidden, at = tokens.sequence, 0
-    for block in figure_blocks(backbone.depth):
+    for block in codebook_blocks(backbone.depth):
         hidden = backbone.encode(tokens.advanced(hidden), start=at, stop=block)
         patches[block] = hidden[:, backbone.prefix :]
         at = block
@@ -87,7 +87,7 @@ def _recomputed(run: Run, cache: FeatureCache, indices: Sequence[int]) -> Featur
 
 
 def cache_key(run: Run) -> dict[str, Any]:
-    return run.key("cache", "train")
+    return run.key("cache", "train", blocks=codebook_blocks(run.backbone.depth))
 
 
 def feature_cache(run: Run) -> FeatureCache | None:
@@ -95,6 +95,6 @@ def feature_cache(run: Run) -> FeatureCache | None:
         return None
     if run.cache is None:
         geometry, images = run.backbone.geometry, len(run.training.labels)
-        blocks = tuple(figure_blocks(geometry.depth))
+        blocks = tuple(codebook_blocks(geometry.depth))
         run.cache = FeatureCache(run.folder / "cache", blocks, images, geometry.patches, geometry.width)
     return run.cache

@@ -1,6 +1,6 @@
 """The vocabulary stage: visual words by k-means passes over the corpus.
 
-The codebooks of Figure 2 at other blocks share these passes. The first pass also gives the classifier's features.
+The codebooks of other blocks (Figure 2, the study ``early``) share these passes. The first pass also gives the classifier's features.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from redi.runs.passes import Outcome
 from redi.stages.codebooks import Book, Books, Extras, gather_start, kmeans_pass
 from redi.stages.features import MAIN, cache_key, feature_cache
 from redi.stages.stage import Stage
-from redi.stages.words import figure_blocks
+from redi.stages.words import codebook_blocks
 from redi.vocabulary import Vocabulary, start_patches
 
 
@@ -31,6 +31,7 @@ def vocabulary_key(run: Run) -> dict[str, Any]:
         n_words=settings.vocabulary.n_words,
         n_passes=settings.vocabulary.n_passes,
         analysis_words=settings.analysis.n_words,
+        blocks=codebook_blocks(run.backbone.depth),
         cache=settings.runtime.cache,
     )
 
@@ -41,7 +42,7 @@ def features_key(run: Run) -> dict[str, Any]:
 
 
 def fit_vocabulary(run: Run) -> None:
-    """Make the vocabulary, Figure 2's codebooks and the classifier's features in ``n_passes`` corpus passes."""
+    """Make the vocabulary, the codebooks of other blocks and the classifier's features in ``n_passes`` corpus passes."""
     key = vocabulary_key(run)
     cache = feature_cache(run)
     if cache is not None and run.ranks.is_main and cache.prepare():
@@ -85,13 +86,13 @@ def _first_pass(run: Run, books: Books, key: artifacts.Key) -> None:
 
 
 def _books(run: Run) -> dict[str, Book]:
-    """The main codebook and those of Figure 2, which are separate: they start from the opposite patches."""
+    """The main codebook and those of single blocks, which are separate: they start from the opposite patches."""
     depth, settings = run.backbone.depth, run.config
     n_patches = run.backbone.geometry.patches
     places = partial(start_patches, len(run.training.labels), n_patches)
     main = Vocabulary(settings.vocabulary.n_words, settings.vocabulary.n_passes)
     books = {MAIN: Book(main, itemgetter(depth), places(main.n_words))}
-    for block in figure_blocks(depth):
+    for block in codebook_blocks(depth):
         vocabulary = Vocabulary(settings.analysis.n_words, settings.vocabulary.n_passes)
         opposite = [(image, (patch + n_patches // 2) % n_patches) for image, patch in places(vocabulary.n_words)]
         books[f"block{block}"] = Book(vocabulary, itemgetter(block), opposite)

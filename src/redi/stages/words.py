@@ -1,4 +1,4 @@
-"""Counts for the figures and the report: word frequencies per block, typical patches per word."""
+"""Which blocks have codebooks of their own, and the typical patches of each word."""
 
 from collections.abc import Mapping
 
@@ -6,26 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from redi.early import early_blocks
+
 
 def figure_blocks(depth: int) -> list[int]:
     """The blocks of Figure 2: a quarter, half, three quarters and the whole depth (3, 6, 9, 12)."""
     return sorted({max(1, round(depth * quarter / 4)) for quarter in (1, 2, 3, 4)})
 
 
-class WordCounts:
-    """How often each word was assigned."""
-
-    def __init__(self, n_words: int) -> None:
-        self.counts = torch.zeros(n_words, dtype=torch.int64)
-
-    def update(self, words: Int[Tensor, "*axes"]) -> None:
-        self.counts += torch.bincount(words.flatten(), minlength=len(self.counts)).cpu()
-
-    def state(self) -> dict[str, Tensor]:
-        return {"counts": self.counts}
-
-    def merge_state(self, state: Mapping[str, Tensor]) -> None:
-        self.counts += state["counts"]
+def codebook_blocks(depth: int) -> list[int]:
+    """The blocks that have a codebook besides the run's own: those of Figure 2 and those of the study ``early``."""
+    return sorted({*figure_blocks(depth), *early_blocks(depth)})
 
 
 class TypicalPatches:

@@ -1,0 +1,105 @@
+"""REDI without a label and without a dense pass: the approximations that the paper leaves to future work.
+
+Everything that a score needs (visual words, a class, attention) comes from one place in a forward pass:
+
+* ``block4``: the first four blocks of the same forward. The rest of its blocks work on the reduced sequence.
+* ``glance``: all blocks on the image at half its resolution, which has a quarter of the patches. The forward at full
+  resolution is then reduced before block 1.
+
+A place has words of its own features, a TF-IDF table of these words, and a linear probe whose posterior replaces the
+true class. Maps of a glance are enlarged to the grid of the full resolution.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from redi.cost import Geometry
+from redi.errors import ConfigError
+from redi.grid import Grid
+
+#: The place that is a forward at half the resolution.
+GLANCE = "glance"
+_BLOCK = "block"
+
+
+def early_blocks(depth: int) -> list[int]:
+    """A quarter, a third and half of the depth (3, 4 and 6 of 12)."""
+    return sorted({max(1, round(depth / parts)) for parts in (4, 3, 2)})
+
+
+def early_places(depth: int) -> list[str]:
+    """The places that the study ``early`` compares."""
+    return [*(block_place(block) for block in early_blocks(depth)), GLANCE]
+
+
+def block_place(block: int) -> str:
+    """The place after a block, counted from 1."""
+    return f"{_BLOCK}{block}"
+
+
+def block_of_place(place: str) -> int:
+    """The number of blocks of the reduced forward that a place needs: 0 for a glance, which has a forward of its own."""
+    return 0 if place == GLANCE else int(place.removeprefix(_BLOCK))
+
+
+def place_title(place: str) -> str:
+    """A place in words, to follow the title of a score."""
+    return "of a glance" if place == GLANCE else f"of block {block_of_place(place)}"
+
+
+def require_place(place: str, depth: int | None = None) -> None:
+    """A :class:`ConfigError` if there is no such place."""
+    number = place.removeprefix(_BLOCK)
+    is_block = place.startswith(_BLOCK) and number.isdecimal() and int(number) > 0
+    if place != GLANCE and not (is_block and (depth is None or int(number) < depth)):
+        raise ConfigError(f"A place is {GLANCE} or {_BLOCK} with the number of a block before the last, not {place!r}.")
+
+
+def glance_grid(grid: Grid) -> Grid:
+    """Half of the rows and columns, rounded up."""
+    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
+
+
+def shrink(
+    pixels: Float[Tensor, "batch channels height width"], grid: Grid
+) -> Float[Tensor, "batch channels small_height small_width"]:
+    """The pixels of a glance: resized without aliasing, so that their patches make the grid of a glance."""
+    sides = [
+        side // count * small for side, count, small in zip(pixels.shape[2:], grid, glance_grid(grid), strict=True)
+    ]
+    return interpolate(pixels, size=sides, mode="bicubic", align_corners=False, antialias=True)
+
+
+def enlarge(maps: Float[Tensor, "batch small"], grid: Grid) -> Float[Tensor, "batch patches"]:
+    """Maps of a glance on the full grid: bilinear between the centres of its patches; others are returned unchanged."""
+    if maps.shape[1] == grid[0] * grid[1]:
+        return maps
+    small = maps.unflatten(1, glance_grid(grid))[:, None]
+    return interpolate(small, size=grid, mode="bilinear", align_corners=False).flatten(1)
+
+
+def place_cost(
+    on: Geometry, place: str, words: int = 0, classes: int = 0, posterior: bool = False, attention: str = ""
+) -> int:
+    """Multiply-adds that a place adds to those of the reduced forward.
+
+    With n patches, T tokens and width D: a glance adds all its blocks. ``words`` K adds n K D for the assignment.
+    ``classes`` C adds D C for the probe, and with ``posterior`` C K for the mean of the classes' TF-IDF, which is a
+    row of the table otherwise. The attention of all queries (``mass``) adds T^2 D, that of CLS alone T D: a fused
+    kernel does not give it away. The lookup of the patches' words multiplies nothing.
+    """
+    grid = glance_grid(on.grid) if place == GLANCE else on.grid
+    patches = grid[0] * grid[1]
+    tokens = on.prefix + patches
+    cost = on.depth * on.block.cost(tokens, tokens) if place == GLANCE else 0
+    cost += patches * words * on.width + classes * on.width + (classes * words if posterior else 0)
+    if attention:
+        cost += (tokens if attention == "mass" else 1) * tokens * on.width
+    return cost
+
+
+def hit_rate(probabilities: Float[Tensor, "images classes"], labels: Tensor) -> float:
+    """Percent of the images whose most probable class is the true one."""
+    return 100 * (probabilities.argmax(dim=1) == labels).to(torch.float64).mean().item()
