@@ -171,11 +171,16 @@ def corpus_map(
     mean_weight: float = MEAN_WEIGHT,
 ) -> Float[Tensor, "images patches"]:
     """Look up each view (Eq. viewtfidf), align it to the first, and aggregate (Eq. viewaggregate)."""
-    if weights is None:
-        counts = torch.zeros(*words.shape[:2], term.table.shape[1], device=words.device)
-        counts.scatter_add_(2, words.long(), torch.ones_like(words, dtype=counts.dtype))
-        maps = weigh_words(term.own(counts).flatten(0, 1), words.flatten(0, 1)).view(words.shape)
-    else:
-        maps = weigh_words(weights, words)
-    values, valid = align_views(maps, views)
+    values, valid = align_views(view_maps(term, weights, words), views)
     return aggregate(values, valid, mean_weight)
+
+
+def view_maps(
+    term: CorpusTerm, weights: Float[Tensor, "images words"] | None, words: Int[Tensor, "images views patches"]
+) -> Float[Tensor, "images views patches"]:
+    """Eq. viewtfidf for every view. Without ``weights``, a view weighs its own word counts."""
+    if weights is not None:
+        return weigh_words(weights, words)
+    counts = torch.zeros(*words.shape[:2], term.table.shape[1], device=words.device)
+    counts.scatter_add_(2, words.long(), torch.ones_like(words, dtype=counts.dtype))
+    return weigh_words(term.own(counts).flatten(0, 1), words.flatten(0, 1)).view(words.shape)

@@ -10,7 +10,8 @@ A place has words of its own features, a TF-IDF table of these words, and a line
 true class. Maps of a glance are enlarged to the grid of the full resolution.
 """
 
-import torch
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -18,6 +19,7 @@ from torch.nn.functional import interpolate
 from redi.cost import Geometry
 from redi.errors import ConfigError
 from redi.grid import Grid
+from redi.vocabulary import N_WORDS
 
 #: The place that is a forward at half the resolution.
 GLANCE = "glance"
@@ -40,7 +42,7 @@ def block_place(block: int) -> str:
 
 
 def block_of_place(place: str) -> int:
-    """The number of blocks of the reduced forward that a place needs: 0 for a glance, which has a forward of its own."""
+    """The blocks of the reduced forward that a place needs: 0 for a glance, which has a forward of its own."""
     return 0 if place == GLANCE else int(place.removeprefix(_BLOCK))
 
 
@@ -66,10 +68,9 @@ def shrink(
     pixels: Float[Tensor, "batch channels height width"], grid: Grid
 ) -> Float[Tensor, "batch channels small_height small_width"]:
     """The pixels of a glance: resized without aliasing, so that their patches make the grid of a glance."""
-    sides = [
-        side // count * small for side, count, small in zip(pixels.shape[2:], grid, glance_grid(grid), strict=True)
-    ]
-    return interpolate(pixels, size=sides, mode="bicubic", align_corners=False, antialias=True)
+    rows, columns = glance_grid(grid)
+    size = (pixels.shape[2] // grid[0] * rows, pixels.shape[3] // grid[1] * columns)
+    return interpolate(pixels, size=size, mode="bicubic", align_corners=False, antialias=True)
 
 
 def enlarge(maps: Float[Tensor, "batch small"], grid: Grid) -> Float[Tensor, "batch patches"]:
@@ -80,26 +81,32 @@ def enlarge(maps: Float[Tensor, "batch small"], grid: Grid) -> Float[Tensor, "ba
     return interpolate(small, size=grid, mode="bilinear", align_corners=False).flatten(1)
 
 
-def place_cost(
-    on: Geometry, place: str, words: int = 0, classes: int = 0, posterior: bool = False, attention: str = ""
-) -> int:
+@dataclass(frozen=True)
+class CorpusSize:
+    """The sizes of a corpus that determine the cost of a place."""
+
+    words: int = N_WORDS  # of the run's own vocabulary, which a glance uses
+    block_words: int = N_WORDS  # of the codebook of each block
+    classes: int = 1000
+
+
+def place_cost(on: Geometry, place: str, size: CorpusSize, uses_corpus: bool, source: str, attention: str) -> int:
     """Multiply-adds that a place adds to those of the reduced forward.
 
-    With n patches, T tokens and width D: a glance adds all its blocks. ``words`` K adds n K D for the assignment.
-    ``classes`` C adds D C for the probe, and with ``posterior`` C K for the mean of the classes' TF-IDF, which is a
-    row of the table otherwise. The attention of all queries (``mass``) adds T^2 D, that of CLS alone T D: a fused
-    kernel does not give it away. The lookup of the patches' words multiplies nothing.
+    With n patches, T tokens and width D: a glance adds all its blocks. A corpus term of K words adds n K D for the
+    assignment. A class that is not given adds D C for the probe over C classes; their posterior adds C K for the mean
+    of their TF-IDF, which is one row of the table otherwise. The attention of all queries (``mass``) adds T^2 D, that
+    of CLS alone T D: a fused kernel does not give it away. The lookup of the patches' words multiplies nothing.
     """
-    grid = glance_grid(on.grid) if place == GLANCE else on.grid
-    patches = grid[0] * grid[1]
+    glance = place == GLANCE
+    grid = glance_grid(on.grid) if glance else on.grid
+    patches, words = grid[0] * grid[1], size.words if glance else size.block_words
     tokens = on.prefix + patches
-    cost = on.depth * on.block.cost(tokens, tokens) if place == GLANCE else 0
-    cost += patches * words * on.width + classes * on.width + (classes * words if posterior else 0)
+    cost = on.depth * on.block.cost(tokens, tokens) if glance else 0
+    if uses_corpus:
+        cost += patches * words * on.width
+        cost += size.classes * on.width if source in ("predicted", "posterior") else 0
+        cost += size.classes * words if source == "posterior" else 0
     if attention:
         cost += (tokens if attention == "mass" else 1) * tokens * on.width
     return cost
-
-
-def hit_rate(probabilities: Float[Tensor, "images classes"], labels: Tensor) -> float:
-    """Percent of the images whose most probable class is the true one."""
-    return 100 * (probabilities.argmax(dim=1) == labels).to(torch.float64).mean().item()

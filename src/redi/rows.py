@@ -14,6 +14,8 @@ from torch import Tensor
 from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES, TERMS, TRUE_CLASS
+from redi.cost import Geometry
+from redi.early import CorpusSize, block_of_place, place_cost, place_title, require_place
 from redi.errors import ConfigError
 from redi.reduction import OPERATOR, REDUCERS, Adaptive, Extent, OneShot, Reducer
 from redi.reduction.adaptive import Curve
@@ -148,6 +150,8 @@ class Variant:
     reducer: str = OPERATOR  # empty for dense
     extent: Extent = PAPER_EXTENT
     corpus: CorpusSettings = PAPER_CORPUS
+    #: Where words, class and attention come from (see :mod:`redi.early`); empty means a dense pass.
+    place: str = ""
 
     def name(self, default: Budget) -> str:
         """A unique name. It leaves out the budget if that is ``default``, the run's own."""
@@ -156,6 +160,8 @@ class Variant:
         parts = [self.score.name] if self.score.name else []
         if self.label_source not in ("", TRUE_CLASS):
             parts.append(self.label_source)
+        if self.place:
+            parts.append(self.place)
         if self.reducer != OPERATOR:
             parts.append(self.reducer)
         if self.extent.after:
@@ -175,7 +181,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        return describe(self.score, self.label_source, self.reducer, self.extent.after)
+        return describe(self.score, self.label_source, self.reducer, self.extent.after, self.place)
 
     @property
     def is_dense(self) -> bool:
@@ -185,14 +191,14 @@ class Variant:
     def is_paper_score(self) -> bool:
         """Whether the run itself makes the score map."""
         paper_corpus = self.label_source in ("", TRUE_CLASS) and self.corpus == PAPER_CORPUS
-        return paper_corpus and self.score in PAPER_SCORES
+        return paper_corpus and not self.place and self.score in PAPER_SCORES
 
 
-def describe(score: Score, label_source: str, reducer: str, after: int) -> str:
-    """The text of a table cell that describes a row: score, label source, reducer and block."""
+def describe(score: Score, label_source: str, reducer: str, after: int, place: str = "") -> str:
+    """The text of a table cell that describes a row: score with its place, label source, reducer and block."""
     if not reducer:
         return "Dense baseline"
-    parts = [marked_title(score, label_source)] if score.name else []
+    parts = [marked_title(score, label_source, place)] if score.name else []
     if not score.name or reducer != OPERATOR:
         parts.append(title(reducer))
     if after:
@@ -200,9 +206,10 @@ def describe(score: Score, label_source: str, reducer: str, after: int) -> str:
     return ", ".join(parts)
 
 
-def marked_title(score: Score, label_source: str) -> str:
-    """The title of a score with its label source: "REDI, mass [gt]"."""
-    return f"{score.title} [{label_source}]" if label_source else score.title
+def marked_title(score: Score, label_source: str, place: str = "") -> str:
+    """The title of a score with its place and label source: "REDI, mass of block 4 [posterior]"."""
+    title = f"{score.title} {place_title(place)}" if place else score.title
+    return f"{title} [{label_source}]" if label_source else title
 
 
 DENSE_VARIANT = Variant(reducer="")
@@ -224,6 +231,7 @@ class Catalogue:
     reducers: Mapping[str, Reducer] = field(default_factory=lambda: REDUCERS)
     digests: Mapping[str, str] = field(default_factory=dict)  # of the user's files, by name
     has_cls: bool = True  # whether the backbone has a CLS token, which some scores read
+    size: CorpusSize = field(default_factory=CorpusSize)  # of the corpus
 
     def check(self, variant: Variant) -> Variant:
         """Return the variant; a :class:`ConfigError` if a name is unknown or the combination is impossible."""
@@ -251,7 +259,22 @@ class Catalogue:
         if score.term and variant.label_source not in LABEL_SOURCES:
             names = ", ".join(LABEL_SOURCES)
             raise ConfigError(f"The label source must be one of {names}, not {variant.label_source!r}.")
+        if variant.place:
+            _check_place(variant)
         return variant
+
+    def cost(self, variant: Variant, on: Geometry) -> float:
+        """Cost relative to dense. A row with a place counts all that its score needs."""
+        cost = self.reducers[variant.reducer].cost(variant.extent, on)
+        return cost + self.place_cost(variant, on)
+
+    def place_cost(self, variant: Variant, on: Geometry) -> float:
+        """The part of the cost, relative to dense, that makes the score of a row with a place; otherwise 0."""
+        if not variant.place:
+            return 0.0
+        score = variant.score
+        products = place_cost(on, variant.place, self.size, bool(score.term), variant.label_source, score.local)
+        return products / on.dense
 
     def needs_words(self, variant: Variant) -> bool:
         """Whether the reducer needs a vocabulary of input embeddings."""
@@ -280,3 +303,16 @@ class Catalogue:
     def digest(self, variant: Variant) -> str:
         """Digest of a user's reducer, else empty. The digest of a user's scorer is in the key of its scores."""
         return self.digests.get(variant.reducer, "")
+
+
+def _check_place(variant: Variant) -> None:
+    """A :class:`ConfigError` if a score cannot be made at its place, or only after the reduction."""
+    require_place(variant.place)
+    attention = ATTENTION_SCORES.get(variant.score.local)
+    if variant.score.local and (attention is None or attention.every_block or variant.score.block is not None):
+        raise ConfigError(f"{variant.score.local_name} is not available at {variant.place}: use e.g. mass or cls_mean.")
+    if variant.corpus != PAPER_CORPUS:
+        raise ConfigError(f"A row of {variant.place} has one view and that place's own words, so it has no ablation.")
+    needed = block_of_place(variant.place)
+    if variant.extent.is_budget and variant.extent.after < needed:
+        raise ConfigError(f"The score of {variant.place} exists after block {needed}, so the reduction must follow it.")

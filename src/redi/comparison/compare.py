@@ -14,6 +14,7 @@ from redi.comparison.ground import Ground, Study
 from redi.comparison.plugins import with_plugins
 from redi.comparison.statistics import rankings, summarise
 from redi.comparison.studies import STUDIES
+from redi.early import CorpusSize
 from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import check, open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
@@ -28,6 +29,7 @@ from redi.stages.ablation import embedding_words, make_codebooks, make_embedding
 from redi.stages.adaptive import strength_curve
 from redi.stages.classifiers import classifier_names
 from redi.stages.collect import collect
+from redi.stages.early import make_early
 from redi.stages.evaluate import GROUP, missing_rows, paper_variants, predict_variants
 from redi.stages.maps import ScoreMaps, uses_text
 from redi.stages.scorers import make_scorer_maps
@@ -52,7 +54,8 @@ def compare(
         raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
     catalogue, request = with_plugins(request)
     with open_run(config, writing=not dry_run) as run:
-        catalogue = replace(catalogue, has_cls=run.backbone.has_cls)
+        size = CorpusSize(run.config.vocabulary.n_words, run.config.analysis.n_words, len(run.training.class_names))
+        catalogue = replace(catalogue, has_cls=run.backbone.has_cls, size=size)
         catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
         texts = run.ranks.share(lambda: find_texts(run, text))
         chosen = _studies(run, catalogue, texts is not None, studies, request, against)
@@ -114,8 +117,10 @@ def _alike(study: Study, variant: Variant) -> Variant:
 @torch.no_grad()
 def _measure(run: Run, variants: Sequence[Variant], catalogue: Catalogue, group_size: int) -> None:
     """Make the scores, vocabularies and predictions that are missing."""
-    local = [replace(v.score, term="") for v in variants if v.score.local]
+    local = [replace(v.score, term="") for v in variants if v.score.local and not v.place]
     make_scorer_maps(run, catalogue, list(dict.fromkeys(local)))
+    if places := list(dict.fromkeys(v.place for v in variants if v.place)):
+        make_early(run, places)
     own = set(paper_variants(run))  # the run itself has measured them
     others = [variant for variant in variants if variant not in own]
     if any(catalogue.needs_words(variant) for variant in others):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from redi.attention import ATTENTION_SCORES, scores_of
+from redi.comparison.early import NAME as EARLY, early
 from redi.comparison.ground import Ground, Study
 from redi.corpus import TERMS, TRUE_CLASS
 from redi.errors import ConfigError
@@ -173,6 +174,7 @@ STUDIES: dict[str, Callable[[Ground], list[Study]]] = {
     "costs": costs,
     ACCELERATE: accelerate,
     "deployable": deployable,
+    EARLY: early,
     "sweep": sweep,
     "ablations": ablations,
 }

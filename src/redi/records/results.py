@@ -36,7 +36,7 @@ class Row:
     schedule: list[int]
     corpus: CorpusSettings | None  # None without a corpus term
     tokens: int  # sequence length after the last block, prefix included; the mean if it differs by image
-    cost: float  # analytic, relative to dense; without the cost of the scores
+    cost: float  # analytic, relative to dense; without the cost of the scores, except for a row with a place
     top1: float  # percent
     top5: float
     top1_interval: tuple[float, float]  # 95 %
@@ -46,6 +46,7 @@ class Row:
     images: int
     agreement: float  # percent of images with the same Top-1 as dense, right or wrong
     divergence: float  # mean KL divergence from dense's distribution, nats
+    place: str = ""  # where words, class and attention come from; empty means a dense pass
 
     def __post_init__(self) -> None:
         for percent in (self.top1, self.top5, self.agreement, *self.top1_interval):
@@ -58,11 +59,11 @@ class Row:
 
     @property
     def title(self) -> str:
-        return describe(self.score, self.label_source, self.reducer, self.after)
+        return describe(self.score, self.label_source, self.reducer, self.after, self.place)
 
     def is_usual(self, run_budget: Budget) -> bool:
         """Whether the row is a point of a curve: no ablation, and the paper's proportions of the budget."""
-        if self.corpus not in (None, PAPER_CORPUS):
+        if self.corpus not in (None, PAPER_CORPUS) or self.place:
             return False
         if self.budget is None:
             return bool(self.schedule)
@@ -120,6 +121,7 @@ class Notes(Data):
     skipped_val: list[tuple[str, str]]
     object_coverage: dict[str, float] | None = None  # percent per score, only in the demo
     zero_shot: float | None = None  # Top-1 of the label source text, percent; None if it was not used
+    early_top1: dict[str, float] | None = None  # Top-1 of the probe of each place, percent; None without such rows
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from redi.corpus import LABEL_SOURCES, TRUE_CLASS
+from redi.early import place_title
 from redi.records import artifacts
 from redi.records.comparison import SCORERS_STUDY, Bundle, Comparison, Line, Rankings, read_bundle
 from redi.records.deployed import earlier_deployed
@@ -70,6 +71,7 @@ def comparison_sheet(comparison: Comparison, notes: Notes) -> Sheet:
         ],
         [ORACLE] * any(line.row.label_source == TRUE_CLASS for line in lines)
         + _zero_shot_notes(lines, notes)
+        + _place_notes(lines, notes)
         + [REDUCERS_NAMED] * several,
         strong=frozenset((row, k) for row in best for k in (0, 1 + names.index("Top-1")) if equal),
         footnotes=(*FOOTNOTES, *[BEST] * equal, (PAIRED, f"against {reference.title} (Cost {reference.cost:.3f}).")),
@@ -83,6 +85,19 @@ def _zero_shot_notes(lines: Sequence[Line], notes: Notes) -> list[str]:
     return [
         "[text] rows weigh the classes by the zero-shot probabilities of their names, whose Top-1 is "
         f"{notes.zero_shot:.1f} %."
+    ]
+
+
+def _place_notes(lines: Sequence[Line], notes: Notes) -> list[str]:
+    """Two lines on rows whose scores come from early blocks or a glance, if there are any."""
+    places = [place for place in notes.early_top1 or {} if any(line.row.place == place for line in lines)]
+    if not places:
+        return []
+    top1 = ", ".join(f"{(notes.early_top1 or {})[place]:.1f} % {place_title(place)}" for place in places)
+    return [
+        "Rows of a block or a glance take words, class and attention from there: no label and no dense pass, except "
+        "for [gt]. Their cost counts all of it.",
+        f"Top-1 of the class that they use: {top1}.",
     ]
 
 

@@ -15,6 +15,7 @@ from redi.rows import DENSE, Variant
 from redi.runs.environment import environment
 from redi.runs.folder import Run
 from redi.stages.classifiers import classifier_names, native_classes
+from redi.stages.early import early_top1
 from redi.stages.evaluate import prediction_key, prediction_name, rounded_means
 from redi.stages.maps import ScoreMaps
 from redi.stages.score import DENSE_PASS
@@ -61,6 +62,7 @@ def _read_row(run: Run, classifier: str, name: str) -> Row:
         after=extent.after,
         schedule=rounded_means(stored["lengths"]) if "lengths" in stored else list(extent.schedule),
         corpus=variant.corpus if variant.score.term else None,
+        place=variant.place,
         tokens=notes["tokens"],
         cost=notes["cost"],
         agreement=agreement(stored["top5"][:, 0], dense["top5"][:, 0]),
@@ -120,6 +122,7 @@ def _notes(run: Run) -> Notes:
         skipped_train=skipped("features", run.training),
         skipped_val=skipped(DENSE_PASS, run.validation),
         zero_shot=zero_shot_top1(run),
+        early_top1=early_top1(run) or None,
     )
 
 

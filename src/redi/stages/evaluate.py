@@ -250,7 +250,7 @@ def tokens_and_cost(on: Geometry, catalogue: Catalogue, variant: Variant) -> tup
     if variant.is_dense:
         return on.prefix + on.patches, 1.0
     reducer = catalogue.reducers[variant.reducer]
-    return on.prefix + reducer.tokens_left(variant.extent, on), reducer.cost(variant.extent, on)
+    return on.prefix + reducer.tokens_left(variant.extent, on), catalogue.cost(variant, on)
 
 
 def image_costs(

@@ -8,13 +8,16 @@ from torch import Tensor
 
 from redi.backbone import Classifier
 from redi.backbone.classifier import PROBE
-from redi.corpus import LABEL_SOURCES, TERMS, Evidence, corpus_map
+from redi.corpus import LABEL_SOURCES, TERMS, Evidence, corpus_map, view_maps
+from redi.early import enlarge
 from redi.rows import CorpusSettings, Variant
 from redi.runs.folder import Run
-from redi.score import hybrid
+from redi.score import hybrid, minmax
 from redi.stages.classifiers import load_classifier
+from redi.stages.early import early_attention, early_inputs, early_probabilities, early_words
 from redi.stages.score import DENSE_PASS, WORDS, factor_name
 from redi.stages.text import text_inputs, text_probabilities
+from redi.stages.tfidf import early_tfidf
 from redi.views import View, stored_views
 
 #: Number of images whose views are aligned at once.
@@ -42,6 +45,8 @@ class ScoreMaps:
         score = variant.score
         if not score.name:
             return None
+        if variant.place:
+            return self._of_place(variant)
         if variant.is_paper_score or not score.term:
             return self._stored(score.name)
         corpus = self.corpus_map(variant, classifier)
@@ -55,6 +60,8 @@ class ScoreMaps:
         run, score = self.run, variant.score
         if not score.name:
             return run.digest(DENSE_PASS)
+        if variant.place:
+            return early_inputs(run, variant.place)
         if variant.is_paper_score:
             return run.digest(f"scores/{score.name}")
         if not score.term:
@@ -89,22 +96,38 @@ class ScoreMaps:
     def corpus_map(self, variant: Variant, classifier: str) -> Maps:
         """The corpus term alone, before it is rounded."""
         score_classifier = classifier if uses_classifier(variant) else ""
-        identity = (variant.score.term, variant.label_source, score_classifier, variant.corpus)
+        identity = (variant.score.term, variant.label_source, score_classifier, variant.corpus, variant.place)
         if identity not in self._corpus:
             self._corpus[identity] = self._make_corpus_map(variant, score_classifier)
         return self._corpus[identity]
+
+    def _of_place(self, variant: Variant) -> Maps:
+        """The map of a row whose words, class and attention come from one place of a forward pass."""
+        score = variant.score
+        local = early_attention(self.run, variant.place, score.local) if score.local else None
+        if not score.term:
+            assert local is not None
+            return local.half().float()
+        corpus = self.corpus_map(variant, "")
+        return (corpus if local is None else hybrid(corpus, local)).half().float()
 
     def _stored(self, name: str) -> Maps:
         return self.run.load(f"scores/{name}")["scores"].float()
 
     def _make_corpus_map(self, variant: Variant, classifier: str) -> Maps:
         statistics, words_name = corpus_artefacts(variant.corpus)
-        term = TERMS[variant.score.term].make(self.run.load(statistics))
+        place = variant.place
+        term = TERMS[variant.score.term].make(self.run.load(early_tfidf(place) if place else statistics))
         dense = self.run.load(DENSE_PASS)
         probabilities = self._probabilities(classifier) if classifier else None
+        if place:
+            probabilities = early_probabilities(self.run, place)
         text = text_probabilities(self.run) if uses_text(variant) else None
         evidence = Evidence(dense["labels"], probabilities, dense["indices"].tolist(), self.run.config.seed, text)
         weights = LABEL_SOURCES[variant.label_source].weigh(term, evidence)
+        if place:
+            maps = view_maps(term, weights, early_words(self.run, place)[:, None])[:, 0]
+            return minmax(enlarge(maps, self.run.backbone.geometry.grid))
         words = self.run.load(words_name)["words"][:, : variant.corpus.views]
         views = [image[: variant.corpus.views] for image in self._all_views()]
         parts = []
@@ -129,7 +152,7 @@ class ScoreMaps:
 def uses_classifier(variant: Variant) -> bool:
     """Whether the score itself depends on the classifier of the row."""
     source = LABEL_SOURCES.get(variant.label_source)
-    return source is not None and source.uses_classifier
+    return source is not None and source.uses_classifier and not variant.place
 
 
 def uses_text(variant: Variant) -> bool:

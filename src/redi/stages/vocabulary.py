@@ -1,6 +1,7 @@
 """The vocabulary stage: visual words by k-means passes over the corpus.
 
-The codebooks of other blocks (Figure 2, the study ``early``) share these passes. The first pass also gives the classifier's features.
+The codebooks of other blocks (Figure 2, the study ``early``) share these passes. The first pass also gives the
+classifier's features.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def features_key(run: Run) -> dict[str, Any]:
 
 
 def fit_vocabulary(run: Run) -> None:
-    """Make the vocabulary, the codebooks of other blocks and the classifier's features in ``n_passes`` corpus passes."""
+    """Make the vocabulary, the codebooks of other blocks and the classifier's features in ``n_passes`` passes."""
     key = vocabulary_key(run)
     cache = feature_cache(run)
     if cache is not None and run.ranks.is_main and cache.prepare():
