@@ -16,6 +16,7 @@ EXPERIMENTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "
 
 #: Options that make an experiment short.
 SHORT = {
+    "corpus_size.py": ["--sizes", "1", "2"],
     "schedules.py": ["--costs", "0.75", "--shapes", "default", "hold=0.5"],
     "relevance.py": ["--costs", "0.75"],
     "pooling.py": ["--costs", "0.75", "--train", "4", "--steps", "2"],
