@@ -1,11 +1,12 @@
 """Speed and memory of whole corpus passes, as ratios measured in one run.
 
     python benchmarks/pipeline.py              # all, about twelve minutes on two cores
-    python benchmarks/pipeline.py throughput   # one of: throughput, memory, cache
+    python benchmarks/pipeline.py throughput   # one of: throughput, memory, cache, early
 
 Two workers decode random JPEG images of 500x375, and the weights are random. ``throughput`` and
 ``cache`` use a DINOv3 ViT-B/16 configuration. ``memory`` uses a small one, so that thousands of images
-take minutes.
+take minutes. ``early`` measures what the codebooks of the early
+blocks add to a pass, on a ViT-Ti/16.
 """
 
 import json
@@ -14,22 +15,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from PIL import Image
+from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from library import Work, ratios, report
+from redi.centroids import CentroidSums, nearest_words
 from redi.pipeline import execute
 from redi.runs.config import AnalysisConfig, RunConfig, RuntimeConfig, VocabularyConfig
 from redi.runs.distributed import Ranks
 from redi.runs.folder import Run
 from redi.stages.features import MAIN, block_of, cache_key, feature_cache
 from redi.stages.tfidf import build_table
+from redi.stages.words import codebook_blocks, figure_blocks
+from redi.tfidf import CorpusStatistics
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+TINY = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 12, "num_attention_heads": 3}
 SMALL = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
 CLASSES = 8
 IMAGES = 96
@@ -117,7 +124,7 @@ def cache(folder: Path) -> None:
                 features[block_of(run, book)].float() @ centroids.T
 
     report(
-        "read and five products / cached pass, ViT-B/16",
+        "read and six products / cached pass, ViT-B/16",
         ratios(products, tfidf_pass(run), pairs=8),
         "disk or GEMM speed",
     )
@@ -165,7 +172,43 @@ def measure(folder: Path) -> None:
     print(json.dumps({"peak": peak, "seconds": seconds}))
 
 
-BENCHMARKS = {"throughput": throughput, "memory": memory, "cache": cache}
+def early(folder: Path) -> None:
+    """A corpus pass with the codebooks and class counts of the study ``early``, and one with Figure 2's alone.
+
+    The backbone is narrow: words cost n K D multiply-adds and blocks some 12 n D^2, so words weigh more there.
+    """
+    backbone = Run(prepare(folder, CLASSES, TINY), Ranks(), torch.device("cpu")).backbone
+    pixels, labels = torch.randn(16, 3, 224, 224), torch.arange(16) % CLASSES
+    centroids = normalize(torch.randn(512, backbone.width), dim=1)
+    figures, blocks = figure_blocks(backbone.depth), codebook_blocks(backbone.depth)
+
+    @torch.no_grad()
+    def features(chosen: list[int]) -> list[torch.Tensor]:
+        """The patch features of the main codebook, then those after each chosen block."""
+        tokens, at, patches = backbone.embed(pixels), 0, []
+        for block in chosen:
+            tokens = tokens.advanced(backbone.encode(tokens, start=at, stop=block))
+            at = block
+            patches.append(tokens.patches)
+        return [patches[-1], *patches]
+
+    def kmeans(chosen: list[int]) -> None:
+        for patches in features(chosen):
+            CentroidSums(512, backbone.width, torch.device("cpu")).update(patches, centroids)
+
+    def count(chosen: list[int], tables: int) -> None:
+        for book, patches in enumerate(features(chosen)):
+            words = nearest_words(patches, centroids)[1]
+            if book < tables:
+                CorpusStatistics(CLASSES, 512).update(words, labels)
+
+    values = ratios(partial(kmeans, blocks), partial(kmeans, figures), pairs=30)
+    report("k-means pass with early codebooks / without, ViT-Ti/16", values, "at most 1.05")
+    values = ratios(partial(count, blocks, 1 + len(blocks)), partial(count, figures, 1), pairs=30)
+    report("TF-IDF pass with early tables / without, ViT-Ti/16", values, "at most 1.05")
+
+
+BENCHMARKS = {"throughput": throughput, "memory": memory, "cache": cache, "early": early}
 
 
 def main() -> None:

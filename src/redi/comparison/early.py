@@ -28,9 +28,9 @@ SOURCES = ("predicted", "posterior", TRUE_CLASS)
 def early(ground: Ground) -> list[Study]:
     """Both variants (blocks of the same forward, a glance) against ``accelerate`` and ToMe, at equal total cost.
 
-    At the lower cost: attention alone, the corpus alone and their product, by the Top-1 class, the posterior and the true
-    class, under the paper's operator; attention and the posterior's product under pruning and our own merging. At the
-    higher cost only the latter two under our own merging.
+    At the lower cost, the paper's operator has rows of attention alone, of the corpus alone and of their product, by
+    the Top-1 class, the posterior and the true class; pruning and our own merging have attention and the posterior's
+    product. At the higher cost our own merging has the latter two.
     """
     studies = []
     for cost in COSTS:
