@@ -164,12 +164,12 @@ def blocks_cost(
 ) -> float:
     """Relative cost of the blocks and of the steps, which run in the active blocks; see :meth:`Progressive.cost`."""
     before = (on.patches, *schedule[:-1])
-    cost = 0
+    block, cost = on.block, 0
     for n, m, runs in zip(before, schedule[: on.depth - prefix_only], active, strict=False):
-        cost += on.block.cost(on.prefix + n, on.prefix + m)
+        cost += block.cost(on.prefix + n, on.prefix + m)
         cost += products(n, m, on.width, on.head_dim) if runs else 0
     if prefix_only:
-        cost += on.block.cost(on.prefix + before[-1], on.prefix, on.prefix if on.prefix_queries else None)
+        cost += block.cost(on.prefix + before[-1], on.prefix, on.prefix if on.prefix_queries else None)
     return cost / on.dense
 
 
