@@ -31,6 +31,7 @@ from redi.records.retrieval import (
     RetrievalLine,
     write_retrieval,
 )
+from redi.reduction.titles import title
 from redi.retrieval import (
     NEIGHBOURS,
     QUERY_CHUNK,
@@ -53,6 +54,8 @@ from redi.stages.score import scored_images
 
 #: Images of the gallery and queries, at most. Beyond it, as many of each class are taken.
 GALLERY, QUERIES = 5_000, 2_000
+#: Reducers that are measured at the cost of the paper's operator.
+AT_COST = ("pool", OWN, PEER)
 #: The row and the chooser that others are compared with.
 REFERENCE = "mass"
 #: Ranks of the recall.
@@ -78,7 +81,7 @@ def retrieval_rows(ground: Ground) -> list[Row]:
     """Dense, the paper's operator with several scores, and grid pooling, redi.accelerate and ToMe at its cost."""
     free = [DENSE_VARIANT, ground.row(Score(local=RANDOM)), ground.row(Score(local="mass"))]
     free.append(ground.row(MAIN_SCORE, "none"))
-    free += [row for name in ("pool", OWN, PEER) for row in rows_at_cost(ground, name, ground.operator_cost())]
+    free += [row for name in AT_COST for row in rows_at_cost(ground, name, ground.operator_cost())]
     predicted, posterior = (ground.row(MAIN_SCORE, source) for source in ("predicted", "posterior"))
     return [
         *(Row(variant, variant, NO_LABELS) for variant in free),
@@ -140,6 +143,7 @@ def summarise_retrieval(
     record = Retrieval(
         lines=_single_vectors(run, catalogue, rows, measured),
         index=_patch_index(run, measured),
+        absent=[title(name) for name in AT_COST if name not in {row.gallery.reducer for row in rows}],
         reference=Score(local=REFERENCE).title,
         index_reference=CHOOSERS[REFERENCE].title,
         classifier=classifier_names(run)[0],

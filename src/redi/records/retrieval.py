@@ -48,6 +48,7 @@ class IndexLine:
 class Retrieval:
     lines: list[RetrievalLine]
     index: list[IndexLine]
+    absent: list[str]  # titles of reducers that do not reach the cost of the others on this backbone
     reference: str  # title of the row that others are compared with, beside dense
     index_reference: str
     classifier: str  # that gives the predicted classes

@@ -59,7 +59,8 @@ def _sheet(record: Retrieval, feature: str) -> Sheet:
             ]
             for line in lines
         ],
-        _left_out(record),
+        [f"{' and '.join(record.absent)} cannot reach this cost on this backbone."] * bool(record.absent)
+        + _left_out(record),
         strong=frozenset(
             (row, k)
             for row, line in enumerate(lines)
