@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from redi.demo.coverage import kept_coverage
 from redi.demo.runner import run_demo
