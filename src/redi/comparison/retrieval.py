@@ -243,7 +243,7 @@ def _patch_index(run: Run, measured: _Measured) -> list[IndexLine]:
     sizes = index_sizes(run.backbone.geometry.patches)
     lines = []
     for size in sizes:
-        say(f"patch index: {size} vectors per image")
+        say(f"patch index: {size} vector{'s' * (size > 1)} per image")
         values = {}
         for name, chooser in CHOOSERS.items():
             own = chooser.of_query or name
