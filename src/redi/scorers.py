@@ -113,10 +113,14 @@ def mean_distance(dense: Dense) -> PatchScores:
 
 def centre(dense: Dense) -> PatchScores:
     """Minus the distance to the middle of the grid."""
-    rows, columns = dense.grid
-    down = torch.arange(rows, device=dense.patches.device) - (rows - 1) / 2
-    across = torch.arange(columns, device=dense.patches.device) - (columns - 1) / 2
-    return -torch.hypot(down[:, None], across).flatten().expand(len(dense.patches), -1)
+    return centre_prior(dense.grid).to(dense.patches.device).expand(len(dense.patches), -1)
+
+
+def centre_prior(grid: Grid) -> Float[Tensor, " patches"]:
+    """Minus the distance of each patch to the middle of the grid, in patches."""
+    rows, columns = grid
+    down, across = torch.arange(rows) - (rows - 1) / 2, torch.arange(columns) - (columns - 1) / 2
+    return -torch.hypot(down[:, None], across).flatten()
 
 
 def random(dense: Dense) -> PatchScores:

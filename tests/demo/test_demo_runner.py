@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from redi.demo.coverage import kept_coverage, object_share
+from redi.demo.coverage import kept_coverage
 from redi.demo.runner import run_demo
 from redi.errors import ArtifactError, ConfigError
 from redi.records.outputs import mark_run
@@ -16,16 +16,6 @@ from redi.records.results import read_results
 from redi.reduction import Budget
 from redi.rows import SCORES
 from small_run import files_of
-
-
-def test_object_share_by_hand() -> None:
-    # The object fills the left half of a 256 px picture; the crop begins at 16, so of 14 columns
-    # of 16 px the first seven are full.
-    mask = Image.new("1", (256, 256))
-    mask.paste(1, (0, 0, 128, 256))
-    share = object_share(mask, 256, 224, (14, 14)).view(14, 14)
-    assert share[:, :7].eq(1).all()
-    assert share[:, 7:].eq(0).all()
 
 
 def test_coverage_by_hand() -> None:

@@ -20,6 +20,8 @@ from redi.records.comparison import Bundle, Comparison, Line, Rankings
 from redi.records.dense import DenseConfig, DenseRecord, DenseRow, Difference, HeadNotes, InputNotes
 from redi.records.deployed import Deployed
 from redi.records.diagnosis import Diagnosis, DiagnosisRow
+from redi.records.localisation import Localisation, LocalisationLine
+from redi.records.paired import Paired
 from redi.records.reading import build, read_record, write_record
 from redi.records.results import (
     Data,
@@ -32,6 +34,7 @@ from redi.records.results import (
     read_results,
     write_results,
 )
+from redi.records.retrieval import IndexLine, Retrieval, RetrievalLine
 from redi.records.setting import SecondLook, Setting, TunedModel
 from redi.records.timing import BenchResult, Overhead, Spread, Timing
 from redi.records.tuning import Calibration, Point, Steps, TuneConfig, Tuned
@@ -157,6 +160,20 @@ DIAGNOSED = DiagnosisRow(
     gain_interval=(3.0, 7.0),
     gain_p=0.125,
 )
+PAIRED = Paired(-1.5, (-2.0, -1.0), 0.25)
+LOCALISED = LocalisationLine(
+    row="tfidf~none",
+    title="TF-IDF [none]",
+    label_source="none",
+    pointing=75.0,
+    iou=40.0,
+    ranked_iou=39.0,
+    best_iou=41.0,
+    threshold=0.25,
+    curve=[10.0, 41.0],
+    pointing_to_reference=PAIRED,
+    iou_to_reference=None,
+)
 RECORDS = [
     Results([ROW, PROGRESSIVE], [CostRow("tokens", 201.0, 107.0)], NOTES, ENVIRONMENT, {"train": "0f"}),
     dataclasses.replace(NOTES, object_coverage={"mass": 55.5}),
@@ -196,6 +213,36 @@ RECORDS = [
         left_out=["atc at cost 0.5: it cannot be met"],
         definitions={"miou": "mean IoU"},
         config=DenseConfig("here", "train", "val", "out", size=(350, 476), void=11),
+        environment=ENVIRONMENT,
+    ),
+    Retrieval(
+        lines=[RetrievalLine("mass", "Mass", "none", "CLS", 0.5, {"mAP": 50.0}, {"mAP": PAIRED}, {})],
+        index=[IndexLine("mass", "Mass", "none", 4, {"mAP": 50.0}, {"mAP": PAIRED})],
+        absent=["ToMe"],
+        reference="Mass",
+        index_reference="Mass",
+        classifier="probe",
+        gallery=28,
+        queries=20,
+        left_out=0,
+        classes=4,
+        neighbours=7,
+        temperature=0.07,
+        search="torch",
+        digests={"train": "0f"},
+        environment=ENVIRONMENT,
+    ),
+    Localisation(
+        lines=[LOCALISED],
+        reference="Mass",
+        ceiling=80.0,
+        whole=10.0,
+        thresholds=[0.0, 1.0],
+        classifier="probe",
+        images=20,
+        left_out=1,
+        masks="val-masks",
+        digests={"train": "0f"},
         environment=ENVIRONMENT,
     ),
     Setting(),

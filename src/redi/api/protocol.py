@@ -1,6 +1,7 @@
 """Runs, their comparisons and single images."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from redi.api.settings import configured, run_config
 from redi.comparison.compare import compare as measure
 from redi.comparison.grid import Request
 from redi.comparison.studies import STUDIES
+from redi.comparison.tasks import TASKS, TaskOptions, possible_tasks
 from redi.errors import ConfigError
 from redi.pipeline import execute
 from redi.records.comparison import read_bundle
@@ -22,6 +24,8 @@ from redi.stages.inspect import inspect_alone, inspect_in_run
 
 #: Names of settings that differ from the fields of a request.
 GRID = {"scorer": "scorers", "reducer": "reducers", "keep": "keeps", "cost": "costs"}
+#: Settings of the studies of other tasks.
+OF_TASKS = tuple(field.name for field in fields(TaskOptions))
 #: Settings of a saved run that a later command may change.
 CHANGEABLE = ("train", "val", "device", "batch_size", "workers", "threads")
 
@@ -62,8 +66,9 @@ def compare(
     ``labels``, ``reducer``, one of ``keep``, ``tokens`` and ``cost``, and ``after``, each one value or a list; ``name``
     is its title. ``against`` is the name or title of the row to compare with. ``text`` is a file of :func:`redi.text`
     for the label source ``text``; without it, the embeddings are those that the run has kept, or are made with the text
-    tower of its backbone. ``train``, ``val``, ``device``, ``batch_size``, ``workers`` and ``threads`` are as for
-    :func:`run`. Rows that are already measured are not measured again.
+    tower of its backbone. ``masks`` is a folder with masks of the objects, for the study ``localisation``; ``gallery``
+    and ``queries`` are the most images of the study ``retrieval``. ``train``, ``val``, ``device``, ``batch_size``,
+    ``workers`` and ``threads`` are as for :func:`run`. Rows that are already measured are not measured again.
     """
     result = measure_comparison(run, study, against, settings, text=text)
     if result is None:  # only the main process of torchrun summarises
@@ -83,13 +88,26 @@ def measure_comparison(
     folder = _folder(run)
     changes = {name: value for name, value in settings.items() if name in CHANGEABLE}
     config = run_config(changes, base=saved_config(folder))
-    axes = {name: value for name, value in settings.items() if name not in CHANGEABLE and value is not None}
+    options = _task_options(settings)
+    others = (*CHANGEABLE, *OF_TASKS)
+    axes = {name: value for name, value in settings.items() if name not in others and value is not None}
     request = configured(Request, axes, GRID) if axes else None
     if request is not None and not (axes.get("scorer") or axes.get("reducer")):
         raise ConfigError("--labels, --keep, --tokens, --cost, --after and --name need --scorer or --reducer.")
-    studies = [study] if isinstance(study, str) else list(study or ([] if request else STUDIES))
-    bundle = measure(config, studies, request, against, dry_run, text=None if text is None else Path(text))
-    return None if bundle is None else ComparisonResult(folder, bundle, publish(folder))
+    everything = [] if request else [*STUDIES, *possible_tasks(folder, options)]
+    studies = [study] if isinstance(study, str) else list(study or everything)
+    file = None if text is None else Path(text)
+    bundle = measure(config, studies, request, against, dry_run, text=file, options=options)
+    tasks = [name for name in studies if name in TASKS]
+    return None if bundle is None else ComparisonResult(folder, bundle, publish(folder), tasks)
+
+
+def _task_options(settings: Mapping[str, Any]) -> TaskOptions:
+    masks, sizes = settings.get("masks"), {name: settings.get(name) for name in ("gallery", "queries")}
+    for name, value in sizes.items():
+        if value is not None and type(value) is not int:
+            raise ConfigError(f"{name} must be of type int, not {value!r}.")
+    return TaskOptions(None if masks is None else Path(masks), **sizes)
 
 
 def inspect(

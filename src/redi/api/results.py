@@ -33,6 +33,7 @@ from redi.report.notebook import Table
 from redi.report.pictures import draw_attention, draw_overview
 from redi.report.sheets import Sheet
 from redi.report.tables import paper_tables, print_tables
+from redi.report.tasks import task_figures, task_sheets
 from redi.report.tune import draw_curve, print_tuned, tune_sheet, verdict
 from redi.rows import DENSE
 
@@ -103,15 +104,23 @@ class ComparisonResult(Shown):
     folder: Path
     bundle: Bundle
     written: list[Path]
+    tasks: Sequence[str] = ()  # studies of other tasks, which have records of their own
 
     def sheets(self) -> Sequence[Sheet]:
         results = read_results(self.folder)
         timed = any(entry.study.startswith(ACCELERATE) for entry in self.bundle.comparisons)
         deployed = deployed_sheets(results, earlier_deployed(self.folder)) if timed else {}
-        return [*deployed.values(), *comparison_sheets(self.bundle, results)]
+        tasks = task_sheets(self.folder, results) if self.tasks else {}
+        others = [sheet for task in self.tasks for sheet in tasks[task].values()]
+        return [*deployed.values(), *comparison_sheets(self.bundle, results), *others]
 
     def plot(self) -> Any:
-        """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison."""
+        """Points of Top-1 that each row loses against dense, with 95 % intervals, one panel per comparison.
+
+        If only other tasks were measured, the curve of the first of them.
+        """
+        if self.tasks and not self.bundle.comparisons:
+            return task_figures(self.folder, read_results(self.folder))[self.tasks[0]][0]
         panels = {}
         for entry in self.bundle.comparisons:
             lines = sorted(entry.lines, key=lambda line: (round(line.row.cost, 2), -line.row.top1))

@@ -11,9 +11,9 @@ Studies = Annotated[
     list[str] | None,
     option(
         METHOD,
-        "scorers, reducers (equal tokens), costs (equal cost), accelerate (with measured speed), deployable, early, sweep "
-        "or ablations. Repeat this option and those below for more than one value.",
-        default="all of them, if no grid of your own is given",
+        "scorers, reducers (equal tokens), costs (equal cost), accelerate (with measured speed), deployable, early, sweep, "
+        "ablations, retrieval or localisation. Repeat this option and those below for more than one value.",
+        default="all of them, if no grid of your own is given; localisation only if there are masks",
     ),
 ]
 Scorers = Annotated[
@@ -30,6 +30,21 @@ Text = Annotated[
         "A file of `redi text`, for the labels text.",
         default="what the run has kept, else made with the text tower of its backbone",
     ),
+]
+Masks = Annotated[
+    Path | None,
+    option(
+        DATA,
+        "Folder with masks of the objects, for the study localisation: paths as those of the validation images, .png, "
+        "every value but 0 is the object.",
+        default="those that `redi demo` draws",
+    ),
+]
+GallerySize = Annotated[
+    int | None, option(DATA, "Most gallery images of the study retrieval; as many of each class.", default=5000)
+]
+QueryCount = Annotated[
+    int | None, option(DATA, "Most queries of the study retrieval; as many of each class.", default=2000)
 ]
 Reducers = Annotated[
     list[str] | None,
@@ -64,6 +79,9 @@ def compare(
     train: options.MovedTrain = None,
     val: options.MovedVal = None,
     text: Text = None,
+    masks: Masks = None,
+    gallery: GallerySize = None,
+    queries: QueryCount = None,
     study: Studies = None,
     scorer: Scorers = None,
     labels: Labels = None,
@@ -85,10 +103,12 @@ def compare(
     Examples: `redi compare runs/demo` for all studies, `redi compare runs/demo --study scorers`,
     `redi compare runs/demo --scorer redi_mass --labels predicted --reducer prune --reducer tome --cost 0.55
     --cost 0.65 --name "Pruning or merging"`, `redi compare runs/demo --scorer my.py:contrast`, `redi compare
-    runs/clip --scorer redi_mass --labels text --text text.safetensors`.
+    runs/clip --scorer redi_mass --labels text --text text.safetensors`, `redi compare runs/demo --study retrieval
+    --study localisation`.
 
-    It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. If it is
-    stopped, the same command continues where it was.
+    It writes compare.json, compare.md and curves.png into the run folder and adds its rows to results.json. The studies
+    retrieval and localisation write a record and a curve of their own. If it is stopped, the same command continues
+    where it was.
     """
     from redi.api.protocol import measure_comparison
 
@@ -96,8 +116,9 @@ def compare(
     sizes = {"keep": keep, "tokens": tokens, "cost": cost}
     runtime = {"device": device, "batch_size": batch_size, "workers": workers, "threads": threads}
     settings = {**rows, **sizes, "train": train, "val": val, **runtime}
+    tasks = {"masks": masks, "gallery": gallery, "queries": queries}
     with interruptible():
-        result = measure_comparison(run, study, against, settings, dry_run, text)
+        result = measure_comparison(run, study, against, settings | tasks, dry_run, text)
     if result is not None:
         result.print()
         for path in result.written:

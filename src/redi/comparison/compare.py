@@ -14,12 +14,13 @@ from redi.comparison.ground import Ground, Study
 from redi.comparison.plugins import with_plugins
 from redi.comparison.statistics import rankings, summarise
 from redi.comparison.studies import STUDIES
+from redi.comparison.tasks import TASKS, TaskOptions, Tasks
 from redi.early import CorpusSize
 from redi.errors import ArtifactError, ConfigError
 from redi.pipeline import check, open_run, run_stages
 from redi.records.comparison import SCORERS_STUDY, Bundle, earlier_bundle, merged, write_bundle
 from redi.records.deployed import STUDY as ACCELERATE, write_deployed
-from redi.records.results import write_results
+from redi.records.results import read_results, write_results
 from redi.records.texts import ClassTexts
 from redi.reduction import Extent
 from redi.rows import Catalogue, Variant
@@ -44,27 +45,33 @@ def compare(
     dry_run: bool = False,
     group_size: int = GROUP,
     text: Path | None = None,
+    options: TaskOptions | None = None,
 ) -> Bundle | None:
     """Measure the missing rows of the studies and of the user's own grid, then summarise all their rows.
 
     ``against`` is the name or the title of the row to compare with instead of each study's own reference.
     ``group_size`` is the number of rows that share an embedding. ``text`` is a file with embeddings of the class names.
+    ``options`` are for the studies of other tasks, whose records are files of their own.
     """
-    if unknown := [name for name in studies if name not in STUDIES]:
-        raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join(STUDIES)}.")
+    if unknown := [name for name in studies if name not in (*STUDIES, *TASKS)]:
+        raise ConfigError(f"There is no study {unknown[0]!r}; choose one of {', '.join([*STUDIES, *TASKS])}.")
+    named = [name for name in studies if name in STUDIES]
     catalogue, request = with_plugins(request)
     with open_run(config, writing=not dry_run) as run:
         size = CorpusSize(run.config.vocabulary.n_words, run.config.analysis.n_words, len(run.training.class_names))
         catalogue = replace(catalogue, has_cls=run.backbone.has_cls, size=size)
         catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
         texts = run.ranks.share(lambda: find_texts(run, text))
-        chosen = _studies(run, catalogue, texts is not None, studies, request, against)
+        chosen = _studies(run, catalogue, texts is not None, named, request, against)
+        tasks = Tasks(run, [name for name in studies if name in TASKS], catalogue, options or TaskOptions())
         variants = list(dict.fromkeys(v for s in chosen for v in (*s.variants, s.reference)))
         texts = _required_texts(run, variants, texts, text, dry_run)
         if dry_run:
             check(run)
             if run.ranks.is_main:
-                _print_plan(run, chosen, variants, catalogue)
+                if chosen:
+                    _print_plan(run, chosen, variants, catalogue)
+                tasks.print_plan()
             return None
         earlier = earlier_bundle(run.folder)  # raises before the work if it cannot be read
         run_stages(run)
@@ -74,7 +81,10 @@ def compare(
         timed = [v for study in chosen if study.name.startswith(ACCELERATE) for v in study.variants]
         if timed:
             record_merges(run, shown_row(run, timed))
+        tasks.measure()
         bundle = _summarise(run, chosen, earlier) if run.ranks.is_main else None
+        if run.ranks.is_main:
+            tasks.summarise(read_results(run.folder))
         if timed and run.ranks.is_main:
             write_deployed(run.folder, time_rows(run, timed))
         run.ranks.wait()  # the records are written when any process goes on

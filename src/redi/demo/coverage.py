@@ -4,22 +4,11 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 
 from redi.budget import Budget
 from redi.grid import Grid
-from redi.images.preprocessing import crop, resize, to_bytes
-from redi.views import View, reference_view
-
-
-def object_share(mask: Image.Image, shorter: int, size: int, grid: Grid) -> Float[Tensor, " patches"]:
-    """The fraction of each reference patch that the object fills, on the crop the backbone sees."""
-    resized = resize(mask.convert("RGB"), shorter, Image.Resampling.NEAREST)
-    view: View = reference_view(resized.width, resized.height, size)
-    pixels = to_bytes(crop(resized, view, size, Image.Resampling.NEAREST))[:1].float() / 255
-    return avg_pool2d(pixels[None], (size // grid[0], size // grid[1])).flatten()
+from redi.images.masks import object_share, read_mask
 
 
 def kept_coverage(
@@ -35,5 +24,5 @@ def mean_coverage(
     scores: dict[str, Tensor], masks: list[Path], shorter: int, size: int, grid: Grid, budget: Budget
 ) -> dict[str, float]:
     """Mean coverage per score over the images, in percent."""
-    share = torch.stack([object_share(Image.open(mask, formats=("PNG",)), shorter, size, grid) for mask in masks])
+    share = torch.stack([object_share(read_mask(mask), shorter, size, grid) for mask in masks])
     return {name: 100 * float(kept_coverage(values.float(), share, budget).mean()) for name, values in scores.items()}

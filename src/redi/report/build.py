@@ -23,6 +23,7 @@ from redi.report.figures import figure2_shares
 from redi.report.headline import cards, heading, last
 from redi.report.sheets import to_html
 from redi.report.tables import paper_tables
+from redi.report.tasks import task_sheets
 from redi.rows import DENSE
 
 SCRIPTS = (
@@ -91,7 +92,8 @@ def _curves(folder: Path, results: Results, data: dict[str, Any]) -> str:
         "</figcaption></figure>"
         for entry in data["curves"]
     )
-    compared = sheets(earlier_bundle(folder), results)
+    tasks = [sheet for tables in task_sheets(folder, results).values() for sheet in tables.values()]
+    compared = [*sheets(earlier_bundle(folder), results), *tasks]
     tables = "".join(
         f"<details><summary>{escape(sheet.title)}</summary>{to_html(sheet)}</details>" for sheet in compared
     )

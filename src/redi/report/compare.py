@@ -16,14 +16,17 @@ from redi.reduction import OPERATOR
 from redi.reduction.reducer import TOLERANCE
 from redi.report.curves import draw_curves
 from redi.report.deployed import deployed_sheets
+from redi.report.numbers import interval, p_text, signed
+from redi.report.saving import save_figure
 from redi.report.sheets import Sheet, escape, print_sheet, to_markdown
 from redi.report.tables import ORACLE
+from redi.report.tasks import task_figures, task_sheets
 from redi.rows import Codebook, Score
 
 #: Tables with more columns are written to compare.md only.
 MOST_COLUMNS = 16
 #: Columns that a terminal of 80 characters has no room for; compare.md has them.
-WIDE = ("Tokens", "95 %", "ρ", "Agree", "p KL")
+WIDE = ("Tokens", "95 %", "ρ", "Agree", "p KL", "p kNN", "Δ mAP ref", "p mAP ref", "IoU ranks", "Best IoU", "at")
 #: Columns that compare with the reference row.
 PAIRED = ("Δ ref", "p ref", "p KL", "ρ", "Overlap")
 FOOTNOTES = (
@@ -105,19 +108,6 @@ def _top1(line: Line) -> str:
     return f"{line.row.top1:.1f}"
 
 
-def _signed(value: float) -> str:
-    """With a sign; a difference that rounds to zero is +0, never -0."""
-    return f"{round(value, 1) + 0.0:+.1f}"
-
-
-def _interval(value: tuple[float, float]) -> str:
-    return f"{_signed(value[0])} {_signed(value[1])}"
-
-
-def _p(value: float) -> str:
-    return f"{value:.1g}"
-
-
 def _optional(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
@@ -127,14 +117,14 @@ _NUMBERS: Columns = [
     ("Tokens", lambda line: str(line.row.tokens)),
     ("Cost", lambda line: f"{line.row.cost:.3f}"),
     ("Top-1", _top1),
-    ("Δ dense", lambda line: _signed(line.row.delta_dense)),
-    ("95 %", lambda line: _interval(line.dense_interval)),
-    ("p", lambda line: _p(line.p_dense)),
-    ("Δ ref", lambda line: _signed(line.delta_reference)),
-    ("p ref", lambda line: _p(line.p_reference)),
+    ("Δ dense", lambda line: signed(line.row.delta_dense)),
+    ("95 %", lambda line: interval(line.dense_interval)),
+    ("p", lambda line: p_text(line.p_dense)),
+    ("Δ ref", lambda line: signed(line.delta_reference)),
+    ("p ref", lambda line: p_text(line.p_reference)),
     ("Agree", lambda line: f"{line.row.agreement:.1f}"),
     ("KL", lambda line: f"{line.row.divergence:.3f}"),
-    ("p KL", lambda line: _p(line.p_divergence)),
+    ("p KL", lambda line: p_text(line.p_divergence)),
     ("ρ", lambda line: _optional(line.spearman, ".2f")),
     ("Overlap", lambda line: _optional(line.overlap, ".0f")),
 ]
@@ -228,9 +218,13 @@ def publish(folder: Path) -> list[Path]:
     """Write all comparisons of the run as Markdown, and draw the curves."""
     results = read_results(folder)
     deployed = deployed_sheets(results, earlier_deployed(folder))
-    everything = [*deployed.values(), *sheets(read_bundle(folder), results)]
+    tasks = [sheet for tables in task_sheets(folder, results).values() for sheet in tables.values()]
+    everything = [*deployed.values(), *sheets(read_bundle(folder), results), *tasks]
     artifacts.write_text(folder / "compare.md", "\n".join(map(to_markdown, everything)))
     written = [folder / "compare.json", folder / "compare.md"]
     if draw_curves(results, [folder / "curves.png"]):
         written.append(folder / "curves.png")
+    for study, (figure, _) in task_figures(folder, results).items():
+        save_figure(figure, folder / f"{study}.png", dpi=200)
+        written += [folder / f"{study}.json", folder / f"{study}.png"]
     return written

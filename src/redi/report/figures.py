@@ -20,6 +20,7 @@ from redi.report.pictures import draw_overview, overview_caption
 from redi.report.saving import new_figure, save_figure
 from redi.report.sheets import to_markdown
 from redi.report.tables import paper_tables
+from redi.report.tasks import task_figures, task_sheets
 from redi.rows import MAIN_ROW, PRODUCTS
 
 FORMATS = ("pdf", "png")
@@ -55,9 +56,15 @@ def write_figures(folder: Path, image: int | None = None, row: str = MAIN_ROW, n
     captions = {"figure1": overview_caption(shown, row), "figure2": figure2.caption}
     if draw_curves(results, paths("curves")):
         captions["curves"] = curves_caption(results)
+    for name, (figure, caption) in task_figures(folder, results).items():
+        captions[name] = caption
+        for path in paths(name):
+            save_figure(figure, path, dpi=200)
     texts = {f"{name}.tex": figure_latex(name, caption) for name, caption in captions.items()}
     deployed = deployed_sheets(results, earlier_deployed(folder))
     tables = paper_tables(results) | deployed | named_sheets(earlier_bundle(folder), results)
+    for sheets in task_sheets(folder, results).values():
+        tables |= sheets
     for name, sheet in tables.items():
         texts |= {f"{name}.tex": to_latex(sheet, name), f"{name}.md": to_markdown(sheet)}
     texts[DOCUMENT] = document([*captions, *tables])
