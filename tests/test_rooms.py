@@ -11,7 +11,7 @@ import redi
 ROOT = Path(redi.__file__).parent
 BASE = {"redi", "errors", "checks", "grid"}
 MATHEMATICS = BASE | set(
-    "attention budget centroids corpus cost evaluate probe reduction rows score scorers statistics "
+    "attention budget centroids corpus cost evaluate probe reduction rows score scorers shortcuts statistics "
     "tfidf views vocabulary".split()
 )
 RUN = MATHEMATICS | {"records", "images", "backbone", "runs"}

@@ -238,10 +238,18 @@ def _from_middle(grid: Grid) -> Float[Tensor, " patches"]:
 
 
 def usual_place(counts: Int[Tensor, " patches"], grid: Grid) -> Bool[Tensor, " patches"]:
-    """The place where most patches of a word lie, and its neighbours."""
+    """The three by three places that hold most patches of a word; of several such squares, the first."""
     centre = torch.zeros(1, len(counts), dtype=torch.float64)
     centre[0, _around(counts[None].double(), grid)[0].argmax()] = 1
     return _around(centre, grid)[0] > 0.5
+
+
+def place_name(counts: Int[Tensor, " patches"], grid: Grid) -> str:
+    """Where most patches of a word lie, in words: the third of the rows and of the columns, such as "top left"."""
+    place = usual_place(counts, grid).view(grid).nonzero().double().mean(dim=0).tolist()
+    down, across = (min(int(3 * (at + 0.5) / side), 2) for at, side in zip(place, grid, strict=True))
+    name = f"{('top', '', 'bottom')[down]} {('left', '', 'right')[across]}".strip()
+    return name or "middle"
 
 
 def images_with_word_at(
@@ -254,6 +262,50 @@ def images_with_word_at(
     """How many images of each class hold a word at a place."""
     held = (words[:, place] == word).any(dim=1)
     return torch.bincount(labels[held].long(), minlength=n_classes)[:, None]
+
+
+class Suspects:
+    """The evidence of shortcuts in a labelled data set, class by class.
+
+    ``words`` and ``ranks`` are those of all images, ``use`` what :class:`WordUse` counted of them.
+    """
+
+    def __init__(
+        self,
+        use: WordUse,
+        words: Integer[Tensor, "images patches"],
+        ranks: Integer[Tensor, "images patches"],
+        labels: Integer[Tensor, " images"],
+        grid: Grid,
+    ) -> None:
+        self.words, self.ranks, self.labels, self.grid = words, ranks, labels, grid
+        self.class_images = use.corpus.class_images
+        self.presence = presence_z(use.images, self.class_images)
+        self.unattended = excess(presence_z(use.unattended, self.class_images))
+
+    def rows(self, label: int) -> Int[Tensor, " rows"]:
+        """The images of a class."""
+        return (self.labels == label).nonzero().flatten()
+
+    def places(self, label: int, chosen: Sequence[int]) -> Places:
+        rows = self.rows(label)
+        return places_of(self.words[rows], self.ranks[rows], chosen, self.grid)
+
+    def fixed(self, label: int) -> Float[Tensor, " words"]:
+        """The evidence from words in a fixed place: they are counted only where most of them lie."""
+        evidence = torch.zeros_like(self.unattended[label])
+        telling = self.presence[label].topk(min(CANDIDATES, len(evidence))).indices.tolist()
+        places = self.places(label, telling)
+        for k in is_fixed(places, self.grid).nonzero().flatten().tolist():
+            place = usual_place(places.counts[k], self.grid)
+            held = images_with_word_at(self.words, self.labels, telling[k], place, len(self.class_images))
+            evidence[telling[k]] = excess(presence_z(held, self.class_images)[label, 0])
+        return evidence
+
+    def evidence(self, label: int) -> tuple[Float[Tensor, " words"], Bool[Tensor, " words"]]:
+        """The evidence of each word, the larger of the two kinds, and whether it is from a fixed place."""
+        fixed = self.fixed(label)
+        return torch.maximum(self.unattended[label], fixed), fixed > self.unattended[label]
 
 
 def flag_limit(suspicion: Float[Tensor, " classes"]) -> float:

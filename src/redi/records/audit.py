@@ -42,6 +42,7 @@ class AuditWord:
     coincidence: float
     suspicion: float
     reason: str  # unattended, fixed place, or empty if the word is no suspect
+    place: str  # where most of its patches lie, such as "top left"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from redi.records.audit import (
 )
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
-from redi.shortcuts import WordUse
+from redi.shortcuts import Suspects, WordUse
 from redi.stages import tfidf, vocabulary
 from redi.stages.classifiers import native_classes
 from redi.stages.words import figure_blocks
@@ -153,32 +153,19 @@ def _judge(run: Run, block: int) -> tuple[AuditRecord, list[Entry]]:
     mass = shortcuts.mass_share(use.corpus, table)
     class_images = use.corpus.class_images
     inside, outside = shortcuts.shares(use.images, class_images)
-    presence = shortcuts.presence_z(use.images, class_images)
-    unattended = shortcuts.excess(shortcuts.presence_z(use.unattended, class_images))
+    suspects = Suspects(use, stored["words"], stored["ranks"], stored["labels"], geometry.grid)
     defining = shortcuts.defining_words(table, use.images, class_images, DEFINING)
     lift = use.mean_lift()
     suspicion = torch.zeros(n_classes, dtype=torch.float64)
     classes: list[AuditClass] = []
     entries: list[Entry] = []
     for label, name in enumerate(run.training.class_names):
-        rows = (stored["labels"] == label).nonzero().flatten()
-        words, ranks = stored["words"][rows], stored["ranks"][rows]
-        telling = presence[label].topk(min(shortcuts.CANDIDATES, n_words)).indices.tolist()
-        evidence = unattended[label].clone()
-        reasons = dict.fromkeys(evidence.nonzero().flatten().tolist(), UNATTENDED)
-        places = shortcuts.places_of(words, ranks, telling, geometry.grid)
-        for k in shortcuts.is_fixed(places, geometry.grid).nonzero().flatten().tolist():
-            place = shortcuts.usual_place(places.counts[k], geometry.grid)
-            held = shortcuts.images_with_word_at(
-                stored["words"], stored["labels"], telling[k], place, n_classes
-            )
-            own = float(shortcuts.excess(shortcuts.presence_z(held, class_images)[label, 0]))
-            if own > evidence[telling[k]]:
-                evidence[telling[k]], reasons[telling[k]] = own, FIXED_PLACE
+        evidence, fixed = suspects.evidence(label)
         suspicion[label] = evidence.sum()
-        further = [word for word in evidence.argsort(descending=True, stable=True).tolist() if word in reasons]
-        shown = [*defining[label], *[word for word in further if word not in defining[label]][:SUSPECTS]]
-        places = shortcuts.places_of(words, ranks, shown, geometry.grid)
+        strongest = [k for k in evidence.argsort(descending=True, stable=True).tolist() if evidence[k] > 0]
+        reasons = {word: FIXED_PLACE if fixed[word] else UNATTENDED for word in strongest}
+        shown = [*defining[label], *[word for word in strongest if word not in defining[label]][:SUSPECTS]]
+        places = suspects.places(label, shown)
         border = shortcuts.border_share(places.counts, geometry.grid)
         listed = [
             AuditWord(
@@ -193,11 +180,13 @@ def _judge(run: Run, block: int) -> tuple[AuditRecord, list[Entry]]:
                 coincidence=float(places.coincidence[k]),
                 suspicion=float(evidence[word]),
                 reason=reasons.get(word, ""),
+                place=shortcuts.place_name(places.counts[k], geometry.grid),
             )
             for k, word in enumerate(shown)
         ]
         for word in shown:
-            entries.append(Entry(label, word, *_typical(stored, rows, word, reasons.get(word, "") == UNATTENDED)))
+            typical = _typical(stored, suspects.rows(label), word, reasons.get(word) == UNATTENDED)
+            entries.append(Entry(label, word, *typical))
         classes.append(AuditClass(name, int(class_images[label]), float(suspicion[label]), False, listed, []))
     limit = shortcuts.flag_limit(suspicion)
     order = suspicion.argsort(descending=True, stable=True).tolist()
@@ -205,10 +194,8 @@ def _judge(run: Run, block: int) -> tuple[AuditRecord, list[Entry]]:
         AuditClass(own.name, own.images, own.suspicion, own.suspicion > limit, own.words, _alike(mass, label))
         for label, own in enumerate(classes)
     ]
-    strongest = {
-        (label, classes[label].suspects[0].word) for label in order[:SHOWN_CLASSES] if classes[label].suspects
-    }
-    entries = [entry._replace(whole=(entry.label, entry.word) in strongest) for entry in entries]
+    whole = {(label, classes[label].suspects[0].word) for label in order[:SHOWN_CLASSES] if classes[label].suspects}
+    entries = [entry._replace(whole=(entry.label, entry.word) in whole) for entry in entries]
     columns, _ = native_classes(run)
     record = AuditRecord(
         classes=classes,
@@ -254,7 +241,13 @@ def _alike(mass: Tensor, label: int) -> list[Alike]:
 
 def _draw(run: Run, block: int, entries: Sequence[Entry]) -> None:
     """A strip of typical patches per entry, whole pictures of the strongest suspects, and where every word lies."""
-    key = run.key("audit pictures", "train", patches=run.digest(PATCHES), entries=digest_lines(list(map(str, entries))), block=block)
+    key = run.key(
+        "audit pictures",
+        "train",
+        patches=run.digest(PATCHES),
+        entries=digest_lines(list(map(str, entries))),
+        block=block,
+    )
     if run.ranks.share(lambda: run.current(PICTURES, key)):
         return
     by_image: dict[int, list[int]] = {}
@@ -295,10 +288,7 @@ def _draw(run: Run, block: int, entries: Sequence[Entry]) -> None:
 
 
 def _packed(
-    run: Run,
-    entries: Sequence[Entry],
-    by_image: Mapping[int, list[int]],
-    drawn: Mapping[str, Outcome],
+    run: Run, entries: Sequence[Entry], by_image: Mapping[int, list[int]], drawn: Mapping[str, Outcome]
 ) -> dict[str, Tensor]:
     """The tensors of the pictures: a strip per entry, then the whole pictures with the places of their word."""
     stored = run.load(PATCHES)
