@@ -12,7 +12,7 @@ ROOT = Path(redi.__file__).parent
 BASE = {"redi", "errors", "checks", "grid"}
 MATHEMATICS = BASE | set(
     "attention budget centroids corpus cost early evaluate localisation probe reduction retrieval rows score scorers "
-    "statistics tfidf views vocabulary".split()
+    "shortcuts statistics tfidf views vocabulary".split()
 )
 RUN = MATHEMATICS | {"records", "images", "backbone", "runs"}
 #: What each room may import beside itself.

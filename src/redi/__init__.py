@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {
     "api": (
-        *("bench", "compare", "dense", "export", "inspect", "run", "text", "tune"),
-        *("ComparisonResult", "DenseResult", "ExportResult", "InspectionResult"),
+        *("audit", "bench", "compare", "dense", "export", "inspect", "run", "text", "tune"),
+        *("AuditResult", "ComparisonResult", "DenseResult", "ExportResult", "InspectionResult"),
         *("RunResult", "SpeedResult", "TextResult", "TuneResult"),
     ),
     "attention": (),
@@ -33,6 +33,7 @@ _NAMES = {
     "probe": ("LinearProbe",),
     "reduction": ("Reduction", "reduce", "unreduce"),
     "score": ("hybrid", "minmax"),
+    "shortcuts": (),
     "tfidf": ("CorpusStatistics",),
     "views": ("View",),
     "vocabulary": ("Vocabulary",),
@@ -43,6 +44,7 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from redi.api import (
+        AuditResult as AuditResult,
         ComparisonResult as ComparisonResult,
         DenseResult as DenseResult,
         ExportResult as ExportResult,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         SpeedResult as SpeedResult,
         TextResult as TextResult,
         TuneResult as TuneResult,
+        audit as audit,
         bench as bench,
         compare as compare,
         dense as dense,

@@ -105,6 +105,8 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
         ),
         (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no run.json of ours."),
         (("report", "nowhere"), "redi: nowhere is not a run folder"),
+        (("audit", "nowhere"), "redi: nowhere is not a run folder"),
+        (("audit", "nowhere", "--top", "0"), "redi: --top must be at least 1, not 0."),
         (("figures", "nowhere"), "redi: nowhere is not a run folder"),
         (("cost", "--cells", "99"), "redi: keep=0.5, merge=0.25 and cells=99 would make 9,899 tokens of 196 patches"),
         (("demo", "--out", "never/made", "--threads", "-1"), "redi: threads must lie in 0 to 1,024, not at -1."),

@@ -1,5 +1,6 @@
 """The demo's pictures are reproducible, balanced and labelled rightly; its backbone loads."""
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,11 @@ from transformers import DINOv3ViTModel
 
 import redi.demo.generator
 from redi.demo.draw import Draw
-from redi.demo.generator import CLASSES, PRETRAINING_CLASSES, distractors_of, sample, scene, write_folder
+from redi.demo.generator import CLASSES, PRETRAINING_CLASSES, Planting, distractors_of, sample, scene, write_folder
 from redi.demo.scene import ObjectClass, SceneConfig, render
 from redi.demo.shapes import SHAPES, reach, silhouette
 
+DRAWN_BEFORE = "b2e01e0fa37359f11010bfa6b62b8a2e6342c3cd4f21570718067d2b15d146d2"
 BACKBONE = Path(redi.demo.generator.__file__).parent / "demo-vit"
 
 
@@ -182,3 +184,47 @@ def test_the_shipped_backbone_tells_the_demo_classes_apart() -> None:
     prototypes = features(11, 3 * n).view(3, n, -1).mean(0)
     guesses = (features(12, n) @ prototypes.T).argmax(1)
     assert (guesses == torch.arange(n)).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("kind", ["ground", "mark"])
+def test_only_pictures_of_the_planted_class_change_and_only_off_the_objects(kind: str) -> None:
+    planting = Planting(3, kind, style=5, share=1.0)
+    for index in (3, 4, 21):
+        plain, planted = scene(7, index), scene(7, index, plantings=[planting])
+        np.testing.assert_array_equal(plain.owner, planted.owner)
+        assert plain.objects == planted.objects
+        changed = (np.asarray(plain.image) != np.asarray(planted.image)).any(axis=2)
+        if index % len(CLASSES) != 3:
+            assert not changed.any()
+        elif kind == "ground":
+            assert changed[plain.owner == 0].mean() > 0.9
+            objects = Image.fromarray((plain.owner > 0).astype(np.uint8))
+            inside = np.asarray(objects.filter(ImageFilter.MinFilter(7)), bool)
+            assert changed[inside].mean() < 0.01  # thin parts of an object let a little of the ground through
+        else:
+            rows, columns = changed.nonzero()  # style 5 is the top right corner, inside the centre crop of 224 pixels
+            assert (rows.min() >= 16) and (rows.max() < 64)
+            assert (columns.min() >= 192) and (columns.max() < 240)
+
+
+def test_a_share_of_the_pictures_is_planted() -> None:
+    planting = Planting(0, "mark", share=0.9)
+    assert sum(planting.has(1, index) for index in range(500)) == pytest.approx(450, abs=25)
+
+
+def test_plantings_are_part_of_the_recipe(tmp_path: Path) -> None:
+    write_folder(tmp_path / "plain", 4, 2)
+    assert "plantings" not in json.loads((tmp_path / "plain" / "recipe.json").read_text())
+    planting = Planting(0, "ground", 2)
+    write_folder(tmp_path / "planted", 4, 2, plantings=[planting])
+    recipe = json.loads((tmp_path / "planted" / "recipe.json").read_text())
+    assert recipe["plantings"] == [{"label": 0, "kind": "ground", "style": 2, "share": 0.9}]
+    with pytest.raises(FileExistsError, match="recipe"):
+        write_folder(tmp_path / "planted", 4, 2)
+    with pytest.raises(ValueError, match="ground, mark"):
+        Planting(0, "sky")
+
+
+def test_without_a_planting_a_picture_is_the_one_it_was() -> None:
+    """The digest of a picture as it was drawn before anything could be planted."""
+    assert hashlib.sha256(sample(1, 0).image.tobytes()).hexdigest() == DRAWN_BEFORE

@@ -16,6 +16,7 @@ import redi.records
 from redi.budget import Budget
 from redi.cost import CostRow
 from redi.errors import ArtifactError, ConfigError
+from redi.records.audit import Alike, AuditClass, AuditRecord, AuditWord
 from redi.records.comparison import Bundle, Comparison, Line, Rankings
 from redi.records.dense import DenseConfig, DenseRecord, DenseRow, Difference, HeadNotes, InputNotes
 from redi.records.deployed import Deployed
@@ -174,6 +175,7 @@ LOCALISED = LocalisationLine(
     pointing_to_reference=PAIRED,
     iou_to_reference=None,
 )
+AUDITED = AuditWord(7, 0.5, 0.25, 0.75, 0.125, 0.5, 0.25, 1.0, 12.0, 6.5, "fixed place", "top left")
 RECORDS = [
     Results([ROW, PROGRESSIVE], [CostRow("tokens", 201.0, 107.0)], NOTES, ENVIRONMENT, {"train": "0f"}),
     dataclasses.replace(NOTES, object_coverage={"mass": 55.5}),
@@ -244,6 +246,19 @@ RECORDS = [
         masks="val-masks",
         digests={"train": "0f"},
         environment=ENVIRONMENT,
+    AuditRecord(
+        classes=[AuditClass("amber", 7, 6.5, True, [AUDITED], [Alike(0, 0.25, [7, 3])])],
+        order=[0],
+        limit=6.0,
+        block=2,
+        depth=3,
+        n_words=16,
+        grid=(14, 14),
+        attention=["mass", "cls_mean"],
+        images=28,
+        head=[],
+        columns=[],
+        definitions={"mass": "share"},
     ),
     Setting(),
     Variant(Score.parse("redi_mass@4"), "gt", "prune", Extent(Budget(0.25, 0.0), 1, (196, 98)), CORPUS),

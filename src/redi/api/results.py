@@ -12,6 +12,7 @@ from torch import Tensor
 from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.deploy.onnx_speed import REPEATS, measure_export
+from redi.records.audit import FILE as AUDIT_FILE, AuditRecord
 from redi.records.comparison import Bundle
 from redi.records.dense import FILE as DENSE_FILE, DenseRecord
 from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
@@ -22,6 +23,7 @@ from redi.records.setting import Setting
 from redi.records.texts import ClassTexts
 from redi.records.timing import BenchResult, write_bench
 from redi.records.tuning import Tuned
+from redi.report.audit import TOP, audit_verdict, class_sheets, find_class, print_audit, ranking_sheet, titles_of
 from redi.report.bench import bench_sheets, print_bench
 from redi.report.compare import print_sheets, sheets as comparison_sheets
 from redi.report.dense import class_sheet, dense_sheets, dense_verdict, draw_dense, print_dense
@@ -130,6 +132,55 @@ class ComparisonResult(Shown):
 
     def print(self) -> None:
         print_sheets(self.sheets())
+
+
+@dataclass(frozen=True, repr=False)
+class AuditResult(Shown):
+    """What distinguishes each class of the training images, and the page that shows it."""
+
+    folder: Path
+    record: AuditRecord
+    page: Path
+    names: Path | None = None
+
+    @cached_property
+    def titles(self) -> list[str]:
+        return titles_of(self.record, self.names)
+
+    @property
+    def written(self) -> list[Path]:
+        return [self.folder / AUDIT_FILE, self.page]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on the whole data set."""
+        return audit_verdict(self.record, self.titles)
+
+    @property
+    def flagged(self) -> list[str]:
+        """The flagged classes, most suspicious first."""
+        return [self.titles[label] for label in self.record.flagged]
+
+    def sheets(self, top: int = TOP) -> Sequence[Sheet]:
+        return [ranking_sheet(self.record, self.titles, top)]
+
+    def of_class(self, name: str) -> Table:
+        """The words of one class, named by its folder or its title, and the classes that share them."""
+        return Table(self._class_sheets(name))
+
+    def _class_sheets(self, name: str) -> list[Sheet]:
+        folders = [own.name for own in self.record.classes]
+        return class_sheets(self.record, self.titles, find_class(folders, self.titles, name))
+
+    def plot(self) -> Any:
+        """The suspicion of the most suspicious classes, with the limit."""
+        shown = [(self.titles[label], self.record.classes[label].suspicion) for label in self.record.order[:20]]
+        dots = [Dot(title, value, value, value) for title, value in shown]
+        return draw_dots({"suspicion of the classes": dots}, "suspicion; the line is the limit", self.record.limit)
+
+    def print(self, class_name: str = "", top: int = TOP) -> None:
+        """Print the ranked classes, or the words of one class."""
+        print_audit(self._class_sheets(class_name) if class_name else self.sheets(top))
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,12 +16,13 @@ from redi.errors import RediError, printable
 # Help lists the commands in the order in which they are imported.
 from redi.cli import protocol  # isort: skip
 from redi.cli import measure  # isort: skip
+from redi.cli import audit  # isort: skip
 from redi.cli import text  # isort: skip
 from redi.cli import dense  # isort: skip
 from redi.cli import look  # isort: skip
 from redi.cli import deploy  # isort: skip
 
-__all__ = ["app", "dense", "deploy", "look", "main", "measure", "protocol", "text"]
+__all__ = ["app", "audit", "dense", "deploy", "look", "main", "measure", "protocol", "text"]
 
 
 def main() -> None:

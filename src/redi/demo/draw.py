@@ -14,10 +14,11 @@ Field = NDArray[np.floating[Any]]  # float32 in practice; NumPy's stubs widen re
 
 
 class Draw:
-    """The random source of one picture."""
+    """The random source of one picture. Another ``stream`` gives independent numbers for the same picture."""
 
-    def __init__(self, seed: int, index: int) -> None:
-        self._stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
+    def __init__(self, seed: int, index: int, stream: int = 0) -> None:
+        words = [seed, index, stream] if stream else [seed, index]
+        self._stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         return low + (high - low) * float(self._stream.random())

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from PIL import Image
 
 from redi.demo.draw import Draw
 from redi.demo.materials import MATERIALS
+from redi.demo.planting import GROUND, MARK, Planting, planted_in
 from redi.demo.scene import ObjectClass, Scene, SceneConfig, render
 from redi.demo.shapes import SHAPES
 
@@ -30,6 +31,7 @@ __all__ = [
     "CLASSES",
     "PRETRAINING_CLASSES",
     "ObjectClass",
+    "Planting",
     "Sample",
     "Scene",
     "SceneConfig",
@@ -81,20 +83,37 @@ def distractors_of(classes: tuple[ObjectClass, ...]) -> tuple[ObjectClass, ...]:
 
 
 def scene(
-    seed: int, index: int, classes: Sequence[ObjectClass] = CLASSES, config: SceneConfig = SceneConfig()
+    seed: int,
+    index: int,
+    classes: Sequence[ObjectClass] = CLASSES,
+    config: SceneConfig = SceneConfig(),
+    plantings: Sequence[Planting] = (),
 ) -> Scene:
     """Picture `index` of the endless collection `seed`, with the object that owns each pixel."""
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must not be negative, got {seed} and {index}")
     kinds = tuple(classes)
-    return render(kinds[index % len(kinds)], distractors_of(kinds), Draw(seed, index), config)
+    label = index % len(kinds)
+    planted = {planting.kind: planting for planting in planted_in(plantings, label, seed, index)}
+    return render(
+        kinds[label],
+        distractors_of(kinds),
+        Draw(seed, index),
+        config,
+        planted[GROUND].ground(config.side, seed, index) if GROUND in planted else None,
+        planted[MARK].stamp if MARK in planted else None,
+    )
 
 
 def sample(
-    seed: int, index: int, classes: Sequence[ObjectClass] = CLASSES, config: SceneConfig = SceneConfig()
+    seed: int,
+    index: int,
+    classes: Sequence[ObjectClass] = CLASSES,
+    config: SceneConfig = SceneConfig(),
+    plantings: Sequence[Planting] = (),
 ) -> Sample:
     """Picture `index` of collection `seed`; labels cycle with the index, so the classes are balanced."""
-    picture = scene(seed, index, classes, config)
+    picture = scene(seed, index, classes, config, plantings)
     return Sample(picture.image, index % len(classes), picture.owner == 1)
 
 
@@ -105,22 +124,26 @@ def write_folder(
     classes: Sequence[ObjectClass] = CLASSES,
     first_index: int = 0,
     masks: Path | str | None = None,
+    plantings: Sequence[Planting] = (),
 ) -> int:
     """Write pictures `first_index` to `first_index + n - 1` as `root/<class>/<index>.jpg`.
 
     If `masks` is given, also write the mask of each class object into that folder, as a 1-bit PNG with the same
     stem. Return the number of pictures that were drawn. A file gets its final name only when it is complete, so the
     next call continues an interrupted one, and a complete folder is not drawn again. A folder with another recipe,
-    or from another version of the generator, is an error: this function deletes nothing and mixes nothing.
+    or from another version of the generator, is an error: this function deletes nothing and mixes nothing. What
+    `plantings` plant is part of the recipe.
     """
     root, masks = Path(root), None if masks is None else Path(masks)
-    recipe = {
+    recipe: dict[str, object] = {
         "seed": seed,
         "n": n,
         "first_index": first_index,
         "classes": [kind.name for kind in classes],
-        "first_picture": _digest(sample(seed, first_index, classes)),
+        "first_picture": _digest(sample(seed, first_index, classes, plantings=plantings)),
     }
+    if plantings:
+        recipe["plantings"] = [asdict(planting) for planting in plantings]
     for folder in (root, *(() if masks is None else (masks,))):
         _claim(folder, recipe)
     drawn = 0
@@ -130,7 +153,7 @@ def write_folder(
         mask_file = None if masks is None else masks / f"{stem}.png"
         if image_file.exists() and (mask_file is None or mask_file.exists()):
             continue
-        picture = sample(seed, index, classes)
+        picture = sample(seed, index, classes, plantings=plantings)
         _save(picture.image, image_file, "JPEG", quality=JPEG_QUALITY)
         if mask_file is not None:
             _save(Image.fromarray(picture.mask), mask_file, "PNG")

@@ -69,7 +69,11 @@ def ground(side: int, draw: Draw) -> Field:
     tone = GROUNDS[draw.below(len(GROUNDS))](side, draw).astype(np.float32)
     # Half of the grounds are earthy; the others have any hue.
     hue = draw.uniform(0.04, 0.2) if draw.coin(0.5) else draw.uniform()
-    saturation = draw.uniform(0.04, 0.28)
+    return coloured(tone, hue, draw.uniform(0.04, 0.28), draw)
+
+
+def coloured(tone: Field, hue: float, saturation: float, draw: Draw) -> Field:
+    """A texture [side, side] between two colours of about one hue."""
     value, drop = draw.uniform(0.5, 0.95), draw.uniform(0.5, 0.8)
     dark = rgb(hue + draw.uniform(-0.06, 0.06), saturation * 1.2, value * drop)
     light = rgb(hue, saturation, value)

@@ -5,6 +5,7 @@ a picture is well defined.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +72,11 @@ def _blurred(coverage: Field, radius: float) -> Field:
 class _Canvas:
     """The picture while it is painted, with the owner of every pixel."""
 
-    def __init__(self, config: SceneConfig, draw: Draw) -> None:
+    def __init__(self, config: SceneConfig, draw: Draw, planted_ground: Field | None = None) -> None:
         self.config, self.draw = config, draw
         self.light = _Light(draw.uniform(0, math.tau), draw.uniform(0.35, 0.6))
-        self.pixels = ground(config.side, draw)
+        own = ground(config.side, draw)  # drawn in any case, so that the objects do not depend on what is planted
+        self.pixels = own if planted_ground is None else planted_ground
         self.owner = np.zeros((config.side, config.side), np.uint8)
 
     def paint(self, kind: ObjectClass, x: float, y: float, size: float, owner: int) -> None:
@@ -134,9 +136,19 @@ class _Canvas:
         return Image.fromarray(pixels.astype(np.uint8))
 
 
-def render(subject: ObjectClass, others: tuple[ObjectClass, ...], draw: Draw, config: SceneConfig) -> Scene:
-    """A picture of `subject` among distractors drawn from `others`."""
-    canvas = _Canvas(config, draw)
+def render(
+    subject: ObjectClass,
+    others: tuple[ObjectClass, ...],
+    draw: Draw,
+    config: SceneConfig,
+    planted_ground: Field | None = None,
+    stamp: Callable[[Field], None] | None = None,
+) -> Scene:
+    """A picture of `subject` among distractors drawn from `others`.
+
+    `planted_ground` replaces the ground, and `stamp` paints on the finished objects.
+    """
+    canvas = _Canvas(config, draw, planted_ground)
     side = config.side
     size = draw.uniform(*config.subject_size) * side
     margin = min(reach(subject.shape) * size * 0.95, side / 2)
@@ -171,4 +183,6 @@ def render(subject: ObjectClass, others: tuple[ObjectClass, ...], draw: Draw, co
             continue
         objects.append(kind)
         canvas.paint(kind, at_x, at_y, small, len(objects))
+    if stamp is not None:
+        stamp(canvas.pixels)
     return Scene(canvas.finished(), canvas.owner, tuple(objects))

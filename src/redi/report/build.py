@@ -9,11 +9,13 @@ from typing import Any
 
 from redi import __version__
 from redi.records import artifacts
+from redi.records.audit import FILE as AUDIT_FILE
 from redi.records.comparison import earlier_bundle
 from redi.records.deployed import earlier_deployed
 from redi.records.outputs import require_no_link, require_run
 from redi.records.results import Results, read_results
 from redi.report.assemble import assemble, inline_json
+from redi.report.audit_page import NAME as AUDIT_PAGE, build_audit_page
 from redi.report.compare import sheets
 from redi.report.content import content, kinds
 from redi.report.curves import styles_note
@@ -38,7 +40,10 @@ LINES_MEAN = "Cost: matrix products relative to dense, without making the scores
 
 
 def build_report(folder: Path, names: Path | None = None) -> Path:
-    """Write RUN/report/index.html. ``names`` is a file with readable names of the classes."""
+    """Write RUN/report/index.html, and audit.html beside it if the run was audited.
+
+    ``names`` is a file with readable names of the classes.
+    """
     require_run(folder)
     path = folder / "report" / "index.html"
     require_no_link(path.parent)
@@ -48,6 +53,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
     data = content(folder, results, explorer)
     curves = _curves(folder, results, data)
     figure2 = figure2_shares(folder)
+    audited = (folder / AUDIT_FILE).exists()
     slots = {
         "title": escape(f"REDI on {last(results.notes.backbone)}"),
         "heading": escape(heading(results, deployed)),
@@ -56,6 +62,7 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "facts": _facts(results),
         "tables": "".join(map(to_html, (deployed_sheets(results, deployed) | paper_tables(results)).values())),
         "curves_link": '<a href="#curves">Accuracy and cost</a>' if curves else "",
+        "audit_link": f'<a href="{AUDIT_PAGE}">Audit</a>' if audited else "",
         "curves": curves,
         "fits": escape(figure2.fits),
         "correlations": escape(figure2.correlations),
@@ -63,6 +70,8 @@ def build_report(folder: Path, names: Path | None = None) -> Path:
         "data": inline_json(data),
     }
     artifacts.write_bytes(path, assemble("page", ["style"], SCRIPTS, slots))
+    if audited:
+        build_audit_page(folder, names)
     return path
 
 
