@@ -62,6 +62,7 @@ def test_a_command_that_runs_a_model_fails_there(folder: Path) -> None:
 
 
 MODULES = ["build", "figures", "tables", "compare", "diagnose", "bench", "tune", "inspection", "dense", "dense_page"]
+MODULES += ["tasks"]
 
 
 @pytest.mark.parametrize("module", MODULES)
