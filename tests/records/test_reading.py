@@ -246,6 +246,7 @@ RECORDS = [
         masks="val-masks",
         digests={"train": "0f"},
         environment=ENVIRONMENT,
+    ),
     AuditRecord(
         classes=[AuditClass("amber", 7, 6.5, True, [AUDITED], [Alike(0, 0.25, [7, 3])])],
         order=[0],

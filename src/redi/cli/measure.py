@@ -11,8 +11,8 @@ Studies = Annotated[
     list[str] | None,
     option(
         METHOD,
-        "scorers, reducers (equal tokens), costs (equal cost), accelerate (with measured speed), deployable, early, sweep, "
-        "ablations, retrieval or localisation. Repeat this option and those below for more than one value.",
+        "scorers, reducers (equal tokens), costs (equal cost), accelerate (with measured speed), deployable, early, "
+        "sweep, ablations, retrieval or localisation. Repeat this option and those below for more than one value.",
         default="all of them, if no grid of your own is given; localisation only if there are masks",
     ),
 ]
