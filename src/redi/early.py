@@ -27,8 +27,8 @@ _BLOCK = "block"
 
 
 def early_blocks(depth: int) -> list[int]:
-    """A quarter, a third and half of the depth (3, 4 and 6 of 12)."""
-    return sorted({max(1, round(depth / parts)) for parts in (4, 3, 2)})
+    """A quarter, a third and half of the depth (3, 4 and 6 of 12), before the last block."""
+    return sorted({block for parts in (4, 3, 2) if (block := max(1, round(depth / parts))) < depth})
 
 
 def early_places(depth: int) -> list[str]:
@@ -51,12 +51,11 @@ def place_title(place: str) -> str:
     return "of a glance" if place == GLANCE else f"of block {block_of_place(place)}"
 
 
-def require_place(place: str, depth: int | None = None) -> None:
-    """A :class:`ConfigError` if there is no such place."""
+def require_place(place: str) -> None:
+    """A :class:`ConfigError` if this is no name of a place."""
     number = place.removeprefix(_BLOCK)
-    is_block = place.startswith(_BLOCK) and number.isdecimal() and int(number) > 0
-    if place != GLANCE and not (is_block and (depth is None or int(number) < depth)):
-        raise ConfigError(f"A place is {GLANCE} or {_BLOCK} with the number of a block before the last, not {place!r}.")
+    if place != GLANCE and not (place.startswith(_BLOCK) and number.isdecimal() and int(number) > 0):
+        raise ConfigError(f"A place is {GLANCE} or {_BLOCK} with the number of a block, not {place!r}.")
 
 
 def glance_grid(grid: Grid) -> Grid:
