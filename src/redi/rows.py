@@ -313,6 +313,8 @@ def _check_place(variant: Variant) -> None:
         raise ConfigError(f"{variant.score.local_name} is not available at {variant.place}: use e.g. mass or cls_mean.")
     if variant.corpus != PAPER_CORPUS:
         raise ConfigError(f"A row of {variant.place} has one view and that place's own words, so it has no ablation.")
-    needed = block_of_place(variant.place)
-    if variant.extent.is_budget and variant.extent.after < needed:
+    if variant.label_source == "text" or variant.extent.strength is not None:
+        raise ConfigError(f"A row of {variant.place} has no label source text and no adaptive reducer.")
+    needed, schedule = block_of_place(variant.place), variant.extent.schedule
+    if len(set(schedule[:needed])) > 1 or (variant.extent.is_budget and variant.extent.after < needed):
         raise ConfigError(f"The score of {variant.place} exists after block {needed}, so the reduction must follow it.")

@@ -11,7 +11,7 @@ import torch
 from redi.backbone import load_backbone
 from redi.centroids import nearest_words
 from redi.comparison.compare import compare
-from redi.comparison.early import COSTS, WHOLE_COST, early, row_at_cost
+from redi.comparison.early import COSTS, WHOLE_COST, early, extent_at_cost
 from redi.comparison.ground import Ground
 from redi.corpus import tfidf_term
 from redi.cost import Geometry
@@ -53,7 +53,7 @@ def test_every_row_has_the_studys_total_cost() -> None:
         for row in study.variants:
             assert abs(GROUND.catalogue.cost(row, ON) - cost) <= TOLERANCE, row.title
         places = {row.place for row in study.variants if row.place}
-        assert places >= {"block3", "block4", GLANCE}
+        assert places == {"block3", "block4", "block6", GLANCE}
         assert {row.reducer for row in study.variants if row.place} == (
             {OPERATOR, "prune", "protected"} if cost == WHOLE_COST else {"protected"}
         )
@@ -69,8 +69,9 @@ def test_nothing_is_removed_before_the_blocks_that_the_score_needs() -> None:
 
 
 def test_a_cost_that_the_place_uses_up_is_an_error() -> None:
+    row = Variant(CORPUS, "posterior", OPERATOR, Extent(after=6), place="block6")
     with pytest.raises(ConfigError, match="cannot be met"):
-        row_at_cost(GROUND, "block6", OPERATOR, CORPUS, "posterior", 0.45)
+        extent_at_cost(GROUND, row, 0.45)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,9 @@ def test_a_cost_that_the_place_uses_up_is_an_error() -> None:
         ({"score": Score("tfidf", "mass", 2)}, "mass@2 is not available at block4"),
         ({"corpus": CorpusSettings(views=2)}, "so it has no ablation"),
         ({"extent": Extent(after=3)}, "so the reduction must follow it"),
+        ({"extent": Extent(schedule=(196, 190, 180, 170, 100))}, "so the reduction must follow it"),
+        ({"extent": Extent(strength=0.5)}, "no adaptive reducer"),
+        ({"label_source": "text"}, "no label source text"),
     ],
 )
 def test_impossible_rows_are_refused(changes: dict[str, object], message: str) -> None:

@@ -203,8 +203,8 @@ def test_only_pictures_of_the_planted_class_change_and_only_off_the_objects(kind
             assert changed[inside].mean() < 0.01  # thin parts of an object let a little of the ground through
         else:
             rows, columns = changed.nonzero()  # style 5 is the top right corner, inside the centre crop of 224 pixels
-            assert (rows.min() >= 16) and (rows.max() < 64)
-            assert (columns.min() >= 192) and (columns.max() < 240)
+            assert 16 <= rows.min() <= rows.max() < 64
+            assert 192 <= columns.min() <= columns.max() < 240
 
 
 def test_a_share_of_the_pictures_is_planted() -> None:

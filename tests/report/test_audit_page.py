@@ -101,7 +101,7 @@ def test_a_run_that_was_not_audited_says_what_to_do(seen_run: Path) -> None:
 def test_a_class_is_found_by_folder_title_and_first_name() -> None:
     folders, titles = ["n01", "n02"], ["tench, Tinca tinca", "goldfish"]
     assert [find_class(folders, titles, name) for name in ("n01", "GOLDFISH", "tench")] == [0, 1, 0]
-    with pytest.raises(ConfigError, match="no class 'goldfisch'. Did you mean goldfish"):
+    with pytest.raises(ConfigError, match=r"no class 'goldfisch'\. Did you mean goldfish"):
         find_class(folders, titles, "goldfisch")
 
 

@@ -26,9 +26,9 @@ def audit(
     """Say what distinguishes every class in the training images of a run, as ``redi audit`` does.
 
     ``block`` is the block whose words are audited, half of the depth by default. ``names`` is a file with readable
-    class names. A ``class_name`` that the run does not have is an error before any work. ``train``, ``val``, ``device``,
-    ``batch_size``, ``workers`` and ``threads`` are as for :func:`redi.run`. The run's vocabulary and TF-IDF are used,
-    not made again; an audit that is current is only read.
+    class names. A ``class_name`` that the run does not have is an error before any work. ``train``, ``val``,
+    ``device``, ``batch_size``, ``workers`` and ``threads`` are as for :func:`redi.run`. The run's vocabulary and TF-IDF
+    are used, not made again; an audit that is current is only read.
     """
     folder = run.folder if isinstance(run, RunResult) else Path(run)
     class_names = None if names is None else Path(names)

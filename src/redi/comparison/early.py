@@ -13,7 +13,7 @@ from redi.corpus import TRUE_CLASS
 from redi.early import block_of_place, early_places
 from redi.errors import ConfigError
 from redi.records.deployed import OWN, PEER
-from redi.reduction import OPERATOR, Extent, Progressive, Reducer
+from redi.reduction import OPERATOR, Extent, Progressive
 from redi.reduction.schedule import Shape, early_shape
 from redi.rows import NO_SCORE, Score, Variant
 
@@ -26,7 +26,9 @@ SOURCES = ("predicted", "posterior", TRUE_CLASS)
 
 
 def early(ground: Ground) -> list[Study]:
-    """Both variants (blocks of the same forward, a glance) against ``accelerate`` and ToMe, at equal total cost.
+    """Both variants (blocks of the same forward, a glance), ``accelerate`` and ToMe, at equal total cost.
+
+    The reference of the paired tests is ``accelerate``; ``redi compare --against ToMe`` takes ToMe instead.
 
     At the lower cost, the paper's operator has rows of attention alone, of the corpus alone and of their product, by
     the Top-1 class, the posterior and the true class; pruning and our own merging have attention and the posterior's
@@ -59,23 +61,21 @@ def _rows(ground: Ground, cost: float) -> Iterator[Variant]:
     for place in early_places(ground.on.depth):
         for reducer, scores in by_reducer.items():
             for score, source in scores:
+                row = Variant(score, source, reducer, replace(ground.extent, after=block_of_place(place)), place=place)
                 with suppress(ConfigError):  # too little is left for the blocks after the place
-                    yield row_at_cost(ground, place, reducer, score, source, cost)
+                    row = replace(row, extent=extent_at_cost(ground, row, cost))
+                    yield ground.catalogue.check(row)
 
 
-def row_at_cost(ground: Ground, place: str, reducer: str, score: Score, source: str, cost: float) -> Variant:
-    """A row whose score is made at a place, at a total cost; a :class:`ConfigError` if that cannot be met."""
-    block = block_of_place(place)
-    base = Variant(score, source, reducer, replace(ground.extent, after=block), place=place)
-    left = cost - ground.catalogue.place_cost(base, ground.on)
-    extent = _extent_from(ground.catalogue.reducers[reducer], block, left, ground)
-    return ground.catalogue.check(replace(base, extent=extent))
+def extent_at_cost(ground: Ground, row: Variant, cost: float) -> Extent:
+    """The extent that gives a row with a place its total cost; a :class:`ConfigError` if that cannot be met.
 
-
-def _extent_from(reducer: Reducer, block: int, cost: float, ground: Ground) -> Extent:
-    """The extent of a cost that removes nothing before ``block`` blocks have run."""
+    It removes nothing before the score exists. Our own merging starts in the block after it, so with a glance in the
+    first block.
+    """
+    reducer, block = ground.catalogue.reducers[row.reducer], block_of_place(row.place)
+    left = cost - ground.catalogue.place_cost(row, ground.on)
     if not isinstance(reducer, Progressive):
-        return reducer.extent_for_cost(cost, ground.on, replace(ground.extent, after=block))
-    usual = early_shape(ground.on.depth)
-    shape = Shape(max(usual.first, block), max(usual.last, block + 1))
-    return replace(reducer, schedule=shape).extent_for_cost(cost, ground.on)
+        return reducer.extent_for_cost(left, ground.on, replace(ground.extent, after=block))
+    shape = Shape(block, max(early_shape(ground.on.depth).last, block + 1))
+    return replace(reducer, schedule=shape).extent_for_cost(left, ground.on)

@@ -26,6 +26,7 @@ from redi.localisation import (
 from redi.records.localisation import MASKS, Localisation, LocalisationLine, write_localisation
 from redi.records.outputs import PICTURES
 from redi.records.results import Results
+from redi.reduction import Extent
 from redi.rows import RANDOM, Score, Variant, marked_title
 from redi.runs.environment import environment
 from redi.runs.folder import Run
@@ -90,7 +91,10 @@ def summarise_localisation(run: Run, results: Results, masks: Path) -> None:
     held_out: dict[str, Tensor] = {}
     ranked: dict[str, Tensor] = {}
     classifier = classifier_names(run)[0]
-    rows = {Variant(*row).name(run.config.budget): row for row in localisation_rows(run.attention_scores)}
+    budget = run.config.budget
+    rows = {
+        Variant(*row, extent=Extent(budget)).name(budget): row for row in localisation_rows(run.attention_scores)
+    }
     for name, scores in zip(rows, _maps(run, list(rows.values()), classifier), strict=True):
         hits[name] = pointing_game(scores[visible], shares)
         overlaps[name] = threshold_iou(scores[visible], shares)

@@ -26,8 +26,9 @@ from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.runs.progress import say
 from redi.score import minmax
-from redi.scorers import SCORERS, Dense
+from redi.scorers import SCORERS
 from redi.stages.score import DENSE_PASS, scored_images
+from redi.stages.scorers import dense_of
 from redi.stages.tfidf import corpus_tensors, early_tfidf
 from redi.tfidf import CorpusStatistics
 
@@ -44,9 +45,10 @@ def make_early(run: Run, places: Sequence[str]) -> None:
         _look(run, missing)
 
 
-def early_inputs(run: Run, place: str) -> dict[str, str]:
-    """Digests of all that the maps of a place are made from, for the key of predictions."""
-    return {name: run.digest(name) for name in (early_tfidf(place), _probe(place), _images(place))}
+def early_inputs(run: Run, place: str) -> dict[str, Any]:
+    """All that the maps of a place are made from, for the key of predictions: digests, and the keys behind them."""
+    digests = {name: run.digest(name) for name in (early_tfidf(place), _probe(place), _images(place))}
+    return {"digests": digests, "learned": _learned(run, place), "images": _images_key(run, place)}
 
 
 def early_words(run: Run, place: str) -> Int[Tensor, "images patches"]:
@@ -204,16 +206,7 @@ def _look(run: Run, places: Sequence[str]) -> None:
     def step(batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         rows = {}
         for place, tokens, capture in _visit(backbone, batch.pixels[:, 0].to(run.device), places, watched=True):
-            assert tokens.grid is not None
-            dense = Dense(
-                **capture,
-                patches=tokens.patches,
-                prefix=backbone.prefix,
-                grid=tokens.grid,
-                indices=batch.indices,
-                seed=run.config.seed,
-                has_cls=backbone.has_cls,
-            )
+            dense = dense_of(run, tokens, capture, batch)
             rows[f"{place}/words"] = nearest_words(tokens.patches, centroids[place])[1].to(torch.int16)
             rows[f"{place}/features"] = _feature(run, place, tokens)
             for name in _attention_scores(run):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redi.backbone import Tokens
 from redi.errors import BackboneError
 from redi.images.loader import Batch
 from redi.records import artifacts
@@ -41,6 +42,20 @@ def make_scorer_maps(run: Run, catalogue: Catalogue, scores: Sequence[Score]) ->
         _make(run, catalogue, {score: keys[score] for score in missing})
 
 
+def dense_of(run: Run, tokens: Tokens, capture: Mapping[str, Any], batch: Batch) -> Dense:
+    """The input of a scorer: tokens after a block, with the queries, keys and values that it captured."""
+    assert tokens.grid is not None
+    return Dense(
+        **capture,
+        patches=tokens.patches,
+        prefix=run.backbone.prefix,
+        grid=tokens.grid,
+        indices=batch.indices,
+        seed=run.config.seed,
+        has_cls=run.backbone.has_cls,
+    )
+
+
 def _artefact(score: Score) -> str:
     return f"scores/{score.name}"
 
@@ -63,16 +78,7 @@ def _make(run: Run, catalogue: Catalogue, keys: Mapping[Score, artifacts.Key]) -
             capture: dict[str, Any] = {}
             hidden = backbone.encode(tokens, start=at, stop=block, capture={block - 1: capture})
             tokens, at = tokens.advanced(hidden), block
-            assert tokens.grid is not None
-            dense = Dense(
-                **capture,
-                patches=tokens.patches,
-                prefix=backbone.prefix,
-                grid=tokens.grid,
-                indices=batch.indices,
-                seed=run.config.seed,
-                has_cls=backbone.has_cls,
-            )
+            dense = dense_of(run, tokens, capture, batch)
             for score in by_block[block]:
                 maps[score.name] = minmax(catalogue.scorers[score.local](dense))
         return maps
