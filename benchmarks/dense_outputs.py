@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from redi.backbone import Backbone, load_backbone
-from redi.demo.coverage import object_share
 from redi.demo.generator import CLASSES, sample
 from redi.errors import ConfigError
+from redi.images.masks import object_share
 from redi.probe import LinearProbe
 from redi.reduction import PROGRESSIVE, Progressive, Schedule
 from redi.reduction.titles import title

@@ -5,11 +5,13 @@
 Attention alone (incoming mass) ranks the patches for the paper's operator, then its product with the TF-IDF of a corpus
 with so many images per class. The class is the true one, the dense classifier's Top-1, or its posterior. Below, it is
 the true one for a share of the images and a random other one for the rest. The classifier is the checkpoint's own head,
-or a probe on all training images, and never changes. The corpus term has one view here, not four, so that an image
+or a probe on the
+largest corpus, and never changes. The corpus term has one view here, not four, so that an image
 takes one dense forward.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +73,12 @@ def look(backbone: Backbone, batch: Batch) -> tuple[Tensor, Seen]:
 
 def first_per_class(labels: Tensor, count: int) -> Tensor:
     """Indices of the first images of each class."""
-    rank = torch.tensor([int((labels[:at] == label).sum()) for at, label in enumerate(labels)])
-    return (rank < count).nonzero().flatten()
+    chosen, taken = [], Counter[int]()
+    for index, label in enumerate(labels.tolist()):
+        taken[label] += 1
+        if taken[label] <= count:
+            chosen.append(index)
+    return torch.tensor(chosen)
 
 
 def table_of(seen: Seen, size: int, classes: int) -> tuple[Vocabulary, Tensor]:
@@ -121,6 +127,8 @@ def main() -> None:
     backbone = load_backbone(options.backbone)
     training = open_images(options.train or str(Path(options.images).parent / "train"))
     validation, classes = open_images(options.images), len(training.class_names)
+    if validation.class_names != training.class_names:
+        parser.error("--images and --train must have the same classes.")
 
     kept = first_per_class(torch.tensor(training.labels), max(options.sizes)).tolist()
     corpus = stacked([look(backbone, batch)[1] for batch in batches(backbone, training, kept)])

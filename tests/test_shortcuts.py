@@ -115,8 +115,21 @@ def test_coincidence_is_that_of_a_loop() -> None:
     for k, word in enumerate((0, 2)):
         at = [(d, i) for d in range(4) for i in range(12) if words[d, i] == word]
         pairs = [near(i, j) for d, i in at for e, j in at if d != e]
-        assert places.coincidence[k].item() == pytest.approx(sum(pairs) / len(pairs) / chance)
+        share = sum(pairs) / len(pairs)
+        assert places.coincidence[k].item() == pytest.approx((share - chance) / (1 - chance))
         assert places.counts[k].sum() == len(at)
+
+
+@pytest.mark.parametrize("side", [4, 7, 14, 37])
+def test_a_corner_is_fixed_on_every_grid_and_places_drawn_at_random_on_none(side: int) -> None:
+    drawn = torch.randint(0, side**2, (60,), generator=torch.Generator().manual_seed(0))
+    words = torch.zeros(60, side**2, dtype=torch.int64)
+    words.scatter_(1, drawn[:, None], 1)
+    words[:, 0] = 2
+    places = places_of(words, torch.zeros_like(words), [1, 2], (side, side))
+    assert places.coincidence[1].item() == pytest.approx(1)
+    assert abs(places.coincidence[0].item()) < 0.1
+    assert is_fixed(places, (side, side)).tolist() == [False, True]
 
 
 def test_a_corner_is_fixed_and_the_middle_is_not() -> None:
@@ -149,9 +162,15 @@ def test_mass_and_defining_words_by_hand() -> None:
 
 
 def test_the_limit_keeps_chance_out_and_rises_where_every_class_has_some() -> None:
-    assert flag_limit(torch.tensor([0.0, 0.1, 0.2, 30.0])) == FLAG
-    busy = torch.tensor([20.0, 21.0, 22.0, 23.0, 90.0], dtype=torch.float64)
+    assert flag_limit(torch.tensor([0.0, 0.1, 0.2] * 4)) == FLAG
+    busy = torch.tensor([20.0, 21.0, 22.0, 23.0, 90.0] * 3, dtype=torch.float64)
     assert flag_limit(busy) == pytest.approx(22 + OUTLIER * 1.4826)
+
+
+@pytest.mark.parametrize("classes", [[30.0, 30.0], [0.0, 30.0, 40.0]])
+def test_of_a_few_classes_all_that_have_a_shortcut_are_flagged(classes: list[float]) -> None:
+    suspicion = torch.tensor(classes)
+    assert (suspicion > flag_limit(suspicion)).tolist() == [value > 0 for value in classes]
 
 
 def test_nothing_planted_nothing_flagged() -> None:

@@ -1,7 +1,7 @@
 """The whole protocol, stage by stage. Read this module first.
 
     vocabulary   n_passes (3) corpus passes, and the features of at most K images for the start; they also give the
-                 classifier's features and the codebooks of Figure 2
+                 classifier's features and the codebooks of single blocks (Figure 2, early scores)
     tfidf        one corpus pass with the final vocabulary
     probe        no pass: it is trained on the features of the first corpus pass
     score        one validation pass over four views: words, attention maps, dense features

@@ -1,7 +1,8 @@
 """Retrieval: neighbours of unit vectors, the measures of a ranking, and late interaction between sets of vectors.
 
 A gallery holds labelled images, a query is an image without a label. All vectors have unit length, so the similarity
-of two of them is their cosine, the inner product. In every ranking the lower index of the gallery wins a tie.
+of two of them is their cosine, the inner product. The lower index of the
+gallery wins a tie, except in a search by faiss, which promises no order.
 """
 
 from importlib.util import find_spec

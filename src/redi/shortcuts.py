@@ -29,10 +29,12 @@ LEVEL = 3.0
 FLAG = 6.0
 #: A flagged class is also this many robust standard deviations above the median class.
 OUTLIER = 5.0
+#: Classes from which on the median class says what is usual.
+CROWD = 10
 #: Unattended patches of a word that an image must have to count: one may be a chance assignment.
 UNATTENDED_PATCHES = 2
-#: A place is fixed if patches of two images coincide this many times as often as patches anywhere would.
-FIXED = 6.0
+#: A place is fixed if the coincidence of a word's patches is larger: 0 is that of chance, 1 means always.
+FIXED = 0.22
 #: Words of a class whose places are examined, those that tell it best.
 CANDIDATES = 16
 #: A defining word occurs in at least this share of the images of its class.
@@ -183,20 +185,23 @@ def places_of(
 ) -> Places:
     """Where the ``chosen`` words lie in the images of a class, and how fixed their places are.
 
-    The coincidence of a word is the probability that two of its patches from different images lie within one patch of
-    each other, relative to patches that lie anywhere. With h_d(i) = 1 where image d has the word at place i, h their
-    sum, B the sum over a patch and its neighbours, and n_d the number of the word's patches in image d::
+    Two patches coincide if they lie within one patch of each other. The coincidence of a word is the probability p that
+    two of its patches from different images coincide, scaled such that places drawn at random give 0. With h_d(i) = 1
+    where image d has the word at place i, h their sum, B the sum over a patch and its neighbours, and n_d the number of
+    the word's patches in image d::
 
-        C = [sum_i h(i) B h(i) - sum_d sum_i h_d(i) B h_d(i)] / [(sum_d n_d)^2 - sum_d n_d^2] / c
+        p = [sum_i h(i) B h(i) - sum_d sum_i h_d(i) B h_d(i)] / [(sum_d n_d)^2 - sum_d n_d^2]
+        C = (p - c) / (1 - c)
 
-    c is the same probability for two places drawn at random. A word of fewer than two images has C = 0.
+    c is the same probability for two places drawn at random. A word of fewer than two images has p = 0.
     """
     if words.shape[1] != grid[0] * grid[1]:
         raise InvalidInput(f"The grid {grid[0]}x{grid[1]} does not have {words.shape[1]} patches.")
     hit = words.long()[None] == torch.tensor(list(chosen), dtype=torch.int64).view(-1, 1, 1)  # [words, images, patches]
     counts = hit.sum(dim=1)
     total = counts.sum(dim=1)
-    rank = (hit * ranks.long()).sum(dim=(1, 2)) / (RANK_STEPS * total.clamp(min=1))
+    sums = torch.tensor([int(ranks[each].long().sum()) for each in hit])
+    rank = sums / (RANK_STEPS * total.clamp(min=1))
     chance = _around(torch.ones(1, grid[0] * grid[1]), grid).sum() / (grid[0] * grid[1]) ** 2
     coincidence = []
     for each, held, number in zip(hit, counts, total, strict=True):
@@ -204,7 +209,7 @@ def places_of(
         own = each.sum(dim=1)
         near = (held * _around(held[None].double(), grid)[0]).sum() - (each * _around(each, grid)).sum()
         pairs = number.double().square() - own.square().sum()
-        coincidence.append(near / pairs.clamp(min=1) / chance)
+        coincidence.append((near / pairs.clamp(min=1) - chance) / (1 - chance).clamp(min=1e-12))
     return Places(counts, rank, torch.stack(coincidence).double() if coincidence else torch.zeros(0).double())
 
 
@@ -312,8 +317,11 @@ def flag_limit(suspicion: Float[Tensor, " classes"]) -> float:
     """The suspicion above which a class is flagged: max(FLAG, median + OUTLIER * 1.4826 MAD) over the classes.
 
     The first bound keeps chance out. The second keeps it rare where every class has some ground of its own, as in
-    photographs; then only classes that stand out are flagged.
+    photographs; then only classes that stand out are flagged. A few classes have no such crowd, so they have the first
+    bound alone.
     """
+    if len(suspicion) < CROWD:
+        return FLAG
     median = suspicion.median()
     deviation = 1.4826 * (suspicion - median).abs().median()
     return max(FLAG, float(median + OUTLIER * deviation))

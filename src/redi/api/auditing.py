@@ -7,7 +7,6 @@ from redi.api.results import AuditResult, RunResult
 from redi.api.settings import run_config
 from redi.images.classes import class_titles
 from redi.pipeline import open_run
-from redi.records.audit import read_audit
 from redi.report.audit import find_class
 from redi.report.audit_page import build_audit_page
 from redi.runs.config import saved_config
@@ -22,13 +21,14 @@ def audit(
     names: str | Path | None = None,
     class_name: str = "",
     **settings: Any,
-) -> AuditResult:
+) -> AuditResult | None:
     """Say what distinguishes every class in the training images of a run, as ``redi audit`` does.
 
     ``block`` is the block whose words are audited, half of the depth by default. ``names`` is a file with readable
     class names. A ``class_name`` that the run does not have is an error before any work. ``train``, ``val``,
     ``device``, ``batch_size``, ``workers`` and ``threads`` are as for :func:`redi.run`. The run's vocabulary and TF-IDF
-    are used, not made again; an audit that is current is only read.
+    are used, not made again, and a pass that is current is only read. Under torchrun, processes other than the main
+    one return None.
     """
     folder = run.folder if isinstance(run, RunResult) else Path(run)
     class_names = None if names is None else Path(names)
@@ -41,5 +41,7 @@ def audit(
         titles = class_titles(folders, opened.backbone.class_names or [] if columns else [], columns, class_names)
         if class_name:
             find_class(folders, titles, class_name)
-        audit_run(opened, block)
-    return AuditResult(folder, read_audit(folder), build_audit_page(folder, class_names), class_names)
+        record = audit_run(opened, block)
+    if record is None:
+        return None
+    return AuditResult(folder, record, build_audit_page(folder, class_names), class_names)

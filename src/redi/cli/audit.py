@@ -34,8 +34,8 @@ def audit(
     A shortcut is something beside the object that tells the class: a ground, a border, a watermark. Examples: `redi
     audit runs/demo`, `redi audit runs/demo --class dotted-heart`.
 
-    It takes one pass over the training images, and writes audit.json and report/audit.html. The next call only reads
-    them. If it is stopped, the same command continues where it was.
+    It takes one pass over the training images, and writes audit.json and report/audit.html. The next call needs no
+    pass. If it is stopped, the same command continues where it was.
     """
     if top < 1:
         raise ConfigError(f"--top must be at least 1, not {top}.")
@@ -54,6 +54,7 @@ def audit(
             workers=workers,
             threads=threads,
         )
-    result.print(class_, top)
-    for path in result.written:
-        echo(f"written: {path}")
+    if result is not None:
+        result.print(class_, top)
+        for path in result.written:
+            echo(f"written: {path}")

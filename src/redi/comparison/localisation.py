@@ -92,9 +92,7 @@ def summarise_localisation(run: Run, results: Results, masks: Path) -> None:
     ranked: dict[str, Tensor] = {}
     classifier = classifier_names(run)[0]
     budget = run.config.budget
-    rows = {
-        Variant(*row, extent=Extent(budget)).name(budget): row for row in localisation_rows(run.attention_scores)
-    }
+    rows = {Variant(*row, extent=Extent(budget)).name(budget): row for row in localisation_rows(run.attention_scores)}
     for name, scores in zip(rows, _maps(run, list(rows.values()), classifier), strict=True):
         hits[name] = pointing_game(scores[visible], shares)
         overlaps[name] = threshold_iou(scores[visible], shares)

@@ -16,7 +16,6 @@ from redi.demo.materials import rgb
 
 GROUND, MARK = "ground", "mark"
 KINDS = (GROUND, MARK)
-CORNERS = ("top left", "top right", "bottom left", "bottom right")
 #: Side of a mark and its distance from the edges, relative to the picture: it lies inside the centre crop.
 MARK_SIDE, MARK_MARGIN = 0.14, 0.08
 #: The number of the random stream of planted things; stream 0 is that of the picture.

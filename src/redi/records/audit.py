@@ -20,7 +20,7 @@ DEFINITIONS = {
     "lift": "attention of the last block on the word's patches, relative to the mean patch of the image.",
     "rank": "mean rank of the word's patches by that attention in their image, 0 (least) to 1 (most).",
     "border": "share of the word's patches in the outermost ring of the picture.",
-    "coincidence": "how often patches of two images lie within one patch of each other, relative to chance.",
+    "coincidence": "how often patches of two images lie within one patch of each other: 0 is chance, 1 is always.",
     "suspicion": "evidence that the word tells the class from where no object should be: the z-score of its presence "
     "above 3, on unattended patches or in a fixed place off the middle. A class has the sum over all words.",
     "labels": "labels of training images only; no validation image was looked at.",

@@ -11,7 +11,7 @@ FILE = "retrieval.json"
 #: The study that measures it, and its command.
 STUDY = "retrieval"
 COMMAND = f"redi compare RUN --study {STUDY}"
-#: Whose labels a row uses: nobody's; those of the gallery, through the classifier that was trained on them; also each
+#: Whose labels a row uses: nobody's; those that the classifier was trained on, for a probe the gallery's; also each
 #: gallery image's own. No row uses the label of a query.
 NO_LABELS, CLASSIFIER_LABELS, GALLERY_LABELS = "none", "gallery (classifier)", "gallery"
 #: The measures by the names of their columns.

@@ -38,9 +38,9 @@ def word_sentence(word: AuditWord) -> str:
     """Why a word is a suspect, in plain words; for any other word, where it occurs."""
     where = f"in {percent(word.inside)} of the images of this class and {percent(word.outside)} of the others"
     if word.reason == UNATTENDED:
-        return f"Off what the model attends to, and still {where}."
+        return f"It tells the class from patches that the model does not attend to. Anywhere, it is {where}."
     if word.reason == FIXED_PLACE:
-        return f"Mostly in one and the same place ({word.place}), and {where}."
+        return f"It tells the class from one and the same place ({word.place}). Anywhere, it is {where}."
     return f"It is {where}."
 
 

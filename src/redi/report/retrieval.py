@@ -23,8 +23,8 @@ MEASURES = ("kNN", RECALL_1, RECALL_10, MAP)
 LABELS = {NO_LABELS: "no", CLASSIFIER_LABELS: "fitted", GALLERY_LABELS: "own"}
 QUERIES_UNKNOWN = (
     ("Labels",),
-    "of the gallery, if a row uses them. fitted: through the classifier that was trained on them; own: also the class "
-    "of each gallery image itself. No row uses the label of a query.",
+    "of the gallery, if a row uses them. fitted: through the run's classifier (a probe is trained on them, a native "
+    "head on labels of its own); own: also the class of each gallery image itself. No row uses the label of a query.",
 )
 
 

@@ -35,7 +35,7 @@ from redi.runs.passes import Outcome, Pass
 from redi.shortcuts import Suspects, WordUse
 from redi.stages import tfidf, vocabulary
 from redi.stages.classifiers import native_classes
-from redi.stages.words import figure_blocks
+from redi.stages.words import codebook_blocks
 
 #: Defining words per class, further suspects, and similar classes that are recorded.
 DEFINING, SUSPECTS, ALIKE = 8, 4, 3
@@ -57,8 +57,8 @@ def audit_run(run: Run, block: int | None = None) -> AuditRecord | None:
         raise ArtifactError(f"The run in {run.folder} has no current TF-IDF yet: finish `redi run` first.")
     depth = run.backbone.depth
     block = default_block(depth) if block is None else block
-    if block not in figure_blocks(depth):
-        known = ", ".join(map(str, figure_blocks(depth)))
+    if block not in codebook_blocks(depth):
+        known = ", ".join(map(str, codebook_blocks(depth)))
         raise ConfigError(f"--block must be one of {known}, the blocks that the run has words of, not {block}.")
     _read_patches(run, block)
     record, entries = _judge(run, block) if run.ranks.is_main else (None, [])
@@ -71,7 +71,7 @@ def audit_run(run: Run, block: int | None = None) -> AuditRecord | None:
 
 
 def _centroids(run: Run, block: int) -> Tensor:
-    """The run's own vocabulary for the last block, the codebook of Figure 2 for an earlier one."""
+    """The run's own vocabulary for the last block, the codebook of the block for an earlier one."""
     if block == run.backbone.depth:
         return run.load("vocabulary")["centroids"]
     return run.load("analysis/codebooks")[f"block{block}/centroids"]
@@ -317,6 +317,6 @@ def _packed(
     return {
         **pack(files),
         "entries": torch.tensor([[entry.label, entry.word] for entry in entries]).view(-1, 2),
-        "places": torch.stack(places),
+        "places": torch.stack(places) if places else torch.zeros(0, run.backbone.geometry.patches, dtype=torch.uint8),
         "whole": torch.tensor(whole, dtype=torch.int64),  # the entry of each whole picture, after the strips
     }

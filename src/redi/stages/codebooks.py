@@ -1,6 +1,6 @@
 """Several codebooks fitted side by side: one forward pass per image serves all of them.
 
-The TF-IDF vocabulary, the codebooks of Figure 2 and those of the ablations share this code.
+The TF-IDF vocabulary, the codebooks of single blocks and those of the ablations share this code.
 """
 
 from collections.abc import Callable, Mapping
