@@ -5,9 +5,8 @@
 Attention alone (incoming mass) ranks the patches for the paper's operator, then its product with the TF-IDF of a corpus
 with so many images per class. The class is the true one, the dense classifier's Top-1, or its posterior. Below, it is
 the true one for a share of the images and a random other one for the rest. The classifier is the checkpoint's own head,
-or a probe on the
-largest corpus, and never changes. The corpus term has one view here, not four, so that an image
-takes one dense forward.
+or a probe on the largest corpus, and never changes. The corpus term has one view here, not four, so that an image takes
+one dense forward.
 """
 
 import argparse

@@ -4,7 +4,7 @@ Everything that a score needs (visual words, a class, attention) comes from one 
 
 * ``block4``: the first four blocks of the same forward. The rest of its blocks work on the reduced sequence.
 * ``glance``: all blocks on the image at half its resolution, which has a quarter of the patches. The forward at full
-  resolution is then reduced before block 1.
+  resolution is then reduced from its beginning.
 
 A place has words of its own features, a TF-IDF table of these words, and a linear probe whose posterior replaces the
 true class. Maps of a glance are enlarged to the grid of the full resolution.

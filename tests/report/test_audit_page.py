@@ -28,6 +28,7 @@ def folder(seen_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(seen_run, place / "run")
     (place / "names.txt").write_text("\n".join(NAMES))
     result = audit(place / "run", names=place / "names.txt", workers=0)
+    assert result is not None
     assert result.written == [place / "run" / "audit.json", place / "run" / "report" / "audit.html"]
     record = result.record
     words = [replace(word, suspicion=9.0, reason=FIXED_PLACE) for word in record.classes[0].words]
