@@ -18,7 +18,7 @@ from redi.cost import Geometry
 from redi.early import GLANCE, block_of_place, enlarge, shrink
 from redi.errors import ConfigError
 from redi.evaluate import top5
-from redi.pipeline import open_run
+from redi.pipeline import execute, open_run
 from redi.probe import LinearProbe, image_feature
 from redi.records import artifacts
 from redi.records.results import read_results
@@ -111,6 +111,16 @@ def test_the_table_says_how_good_the_class_is(compared: Path) -> None:
     for comparison in placed:
         sheet = comparison_sheet(comparison, results.notes)
         assert any("Their cost counts all of it" in note for note in sheet.notes)
+
+
+def test_rows_of_another_vocabulary_are_not_kept(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "run")
+    config = saved_config(tmp_path / "run")
+    results = execute(replace(config, vocabulary=replace(config.vocabulary, n_words=8)))
+    assert results is not None
+    places = {row.place for row in results.rows}
+    assert GLANCE in {row.place for row in read_results(compared).rows}
+    assert GLANCE not in places
 
 
 @pytest.mark.parametrize("place", ["block1", GLANCE])

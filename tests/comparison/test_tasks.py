@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import redi
 from families import save_checkpoint
 from redi.backbone import load_backbone
+from redi.budget import Budget
 from redi.cli import app
 from redi.comparison import embedding
 from redi.comparison.compare import compare
@@ -255,6 +256,15 @@ def test_the_record_of_localisation_has_every_source_and_its_curve(measured: Pat
         assert line.curve[record.thresholds.index(line.threshold)] == pytest.approx(line.best_iou)
         assert line.iou <= line.best_iou + 1e-6 <= record.ceiling + 1e-5
         assert (line.iou_to_reference is None) == (line.row == "mass")
+
+
+def test_localisation_does_not_depend_on_the_runs_budget(folder: Path, measured: Path) -> None:
+    config = replace(saved_config(folder), budget=Budget(0.25, 0.25))
+    compare(config, ["localisation"], options=TaskOptions(measured.parent / "masks"))
+    here, there = earlier_localisation(folder), earlier_localisation(measured)
+    assert here is not None
+    assert there is not None
+    assert here.lines == there.lines
 
 
 def test_nothing_is_embedded_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
