@@ -110,7 +110,7 @@ def test_the_table_says_how_good_the_class_is(compared: Path) -> None:
     assert placed
     for comparison in placed:
         sheet = comparison_sheet(comparison, results.notes)
-        assert any("Their cost counts all of it" in note for note in sheet.notes)
+        assert any("their cost counts all that their scores need" in note for note in sheet.notes)
 
 
 def test_rows_of_another_vocabulary_are_not_kept(compared: Path, tmp_path: Path) -> None:

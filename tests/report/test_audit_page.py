@@ -109,8 +109,8 @@ def test_a_class_is_found_by_folder_title_and_first_name() -> None:
 def test_sentences_and_sheets_say_why(folder: Path) -> None:
     record = read_audit(folder)
     own = record.classes[0]
-    assert "Mostly in one and the same place" in word_sentence(own.words[0])
-    assert "Off what the model attends to" in word_sentence(replace(own.words[0], reason=UNATTENDED))
+    assert "from one and the same place" in word_sentence(own.words[0])
+    assert "does not attend to" in word_sentence(replace(own.words[0], reason=UNATTENDED))
     assert word_sentence(replace(own.words[0], reason="")).startswith("It is in ")
     assert "above the limit" in class_sentence(own, record.limit)
     assert class_sentence(replace(own, words=[]), 6.0) == "No word of this class is a suspect."

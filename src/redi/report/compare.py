@@ -99,7 +99,7 @@ def _place_notes(lines: Sequence[Line], notes: Notes) -> list[str]:
     top1 = ", ".join(f"{(notes.early_top1 or {})[place]:.1f} % {place_title(place)}" for place in places)
     return [
         "Rows of a block or a glance take words, class and attention from there: no label and no dense pass, except "
-        "for [gt]. Their cost counts all of it.",
+        "for [gt]. Unlike that of other rows, their cost counts all that their scores need.",
         f"Top-1 of the class that they use: {top1}.",
     ]
 
