@@ -10,6 +10,7 @@ A place has words of its own features, a TF-IDF table of these words, and a line
 true class. Maps of a glance are enlarged to the grid of the full resolution.
 """
 
+import re
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -54,7 +55,7 @@ def place_title(place: str) -> str:
 def require_place(place: str) -> None:
     """A :class:`ConfigError` if this is no name of a place."""
     number = place.removeprefix(_BLOCK)
-    if place != GLANCE and not (place.startswith(_BLOCK) and number.isdecimal() and int(number) > 0):
+    if place != GLANCE and not (place.startswith(_BLOCK) and re.fullmatch("[1-9][0-9]{0,3}", number)):
         raise ConfigError(f"A place is {GLANCE} or {_BLOCK} with the number of a block, not {place!r}.")
 
 

@@ -8,6 +8,7 @@ from redi.attention import scores_of
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES
 from redi.cost import CostRow
+from redi.early import require_place
 from redi.errors import ArtifactError, InvalidInput, RediError
 from redi.records.reading import read_record, write_record
 from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, CorpusSettings, Score, describe, paper_scores
@@ -49,6 +50,8 @@ class Row:
     place: str = ""  # where words, class and attention come from; empty means a dense pass
 
     def __post_init__(self) -> None:
+        if self.place:
+            require_place(self.place)
         for percent in (self.top1, self.top5, self.agreement, *self.top1_interval):
             if not -ROUNDING <= percent <= 100 + ROUNDING:
                 raise InvalidInput(f"The row {self.name!r} has a percentage of {percent:g}: it must lie in 0..100.")
