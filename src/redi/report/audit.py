@@ -73,7 +73,7 @@ def audit_verdict(record: AuditRecord, titles: Sequence[str]) -> str:
     flagged = [titles[label] for label in record.flagged]
     if not flagged:
         return f"None of {len(titles)} classes is flagged as resting on a shortcut."
-    shown = ", ".join(flagged[:3]) + (", ..." if len(flagged) > 3 else "")
+    shown = ", ".join(flagged[:3]) + (" and others" if len(flagged) > 3 else "")
     verb = "may be told by a shortcut" if len(flagged) == 1 else "may be told by shortcuts"
     return f"{len(flagged)} of {len(titles)} classes {verb}: {shown}."
 
