@@ -136,6 +136,10 @@ def many_variants() -> list[Variant]:
     ]
     variants += [Variant(MAIN, "gt", corpus=corpus) for corpus in CORPORA]
     variants += [
+        Variant(Score.parse(scorer), source, extent=Extent(after=6), place=place)
+        for (scorer, source), place in product([("mass", ""), ("redi_mass", "gt")], ["block3", "block6", "glance"])
+    ]
+    variants += [
         Variant(Score.parse(scorer), reducer=name, extent=Extent(schedule=schedule))
         for scorer, name, schedule in product(["", "mass"], PROGRESSIVE, SCHEDULES)
     ]
@@ -186,6 +190,7 @@ def test_every_field_of_a_variant_is_written_down() -> None:
         {"reducer": "prune"},
         *({"extent": replace(base.extent, **{name: value})} for name, value in extents.items()),
         {"corpus": CorpusSettings(Codebook(start="random"))},
+        {"place": "block4"},
     ]
     assert {name for change in changes for name in change} == set(asdict(base))
     for change in changes:
