@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from redi.errors import ConfigError
-from redi.images.classes import class_titles, head_classes, listed_classes, prompt_names
+from redi.images.classes import class_titles, find_class, head_classes, listed_classes, prompt_names
 
 HEAD = ["tench, Tinca tinca", "Great_White shark", "eel"]
 
@@ -219,3 +219,10 @@ def test_a_file_that_lists_no_class_or_one_twice_is_refused(tmp_path: Path, cont
     (tmp_path / "names").write_text(content)
     with pytest.raises(ConfigError, match="and no class twice; it has"):
         listed_classes(tmp_path / "names")
+
+
+def test_a_class_is_found_by_folder_title_and_first_name() -> None:
+    folders, titles = ["n01", "n02"], ["tench, Tinca tinca", "goldfish"]
+    assert [find_class(folders, titles, name) for name in ("n01", "GOLDFISH", "tench")] == [0, 1, 0]
+    with pytest.raises(ConfigError, match=r"no class 'goldfisch'\. Did you mean goldfish"):
+        find_class(folders, titles, "goldfisch")

@@ -13,7 +13,7 @@ from redi.api import audit
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
 from redi.records.audit import FIXED_PLACE, PICTURES, UNATTENDED, read_audit, write_audit
-from redi.report.audit import class_sentence, class_sheets, find_class, ranking_sheet, titles_of, word_sentence
+from redi.report.audit import class_sentence, class_sheets, ranking_sheet, titles_of, word_sentence
 from redi.report.audit_page import build_audit_page, page_data
 from redi.report.build import build_report
 
@@ -97,13 +97,6 @@ def test_strips_are_made_small_beyond_the_budget_and_foreign_pictures_are_refuse
 def test_a_run_that_was_not_audited_says_what_to_do(seen_run: Path) -> None:
     with pytest.raises(ArtifactError, match="run `redi audit` first"):
         build_audit_page(seen_run)
-
-
-def test_a_class_is_found_by_folder_title_and_first_name() -> None:
-    folders, titles = ["n01", "n02"], ["tench, Tinca tinca", "goldfish"]
-    assert [find_class(folders, titles, name) for name in ("n01", "GOLDFISH", "tench")] == [0, 1, 0]
-    with pytest.raises(ConfigError, match=r"no class 'goldfisch'\. Did you mean goldfish"):
-        find_class(folders, titles, "goldfisch")
 
 
 def test_sentences_and_sheets_say_why(folder: Path) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 from redi.api.results import AuditResult, RunResult
 from redi.api.settings import run_config
-from redi.images.classes import class_titles
+from redi.images.classes import class_titles, find_class
 from redi.pipeline import open_run
-from redi.report.audit import find_class
 from redi.report.audit_page import build_audit_page
 from redi.runs.config import saved_config
 from redi.stages.audit import audit_run

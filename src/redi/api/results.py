@@ -12,6 +12,7 @@ from torch import Tensor
 from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.deploy.onnx_speed import REPEATS, measure_export
+from redi.images.classes import find_class
 from redi.records.audit import FILE as AUDIT_FILE, AuditRecord
 from redi.records.comparison import Bundle
 from redi.records.dense import FILE as DENSE_FILE, DenseRecord
@@ -23,7 +24,7 @@ from redi.records.setting import Setting
 from redi.records.texts import ClassTexts
 from redi.records.timing import BenchResult, write_bench
 from redi.records.tuning import Tuned
-from redi.report.audit import TOP, audit_verdict, class_sheets, find_class, print_audit, ranking_sheet, titles_of
+from redi.report.audit import TOP, audit_verdict, class_sheets, print_audit, ranking_sheet, titles_of
 from redi.report.bench import bench_sheets, print_bench
 from redi.report.compare import print_sheets, sheets as comparison_sheets
 from redi.report.dense import class_sheet, dense_sheets, dense_verdict, draw_dense, print_dense

@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from redi.errors import ConfigError, printable
@@ -152,3 +153,14 @@ def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int
 def _plain(name: str) -> str:
     """The name in lower case, with underscores and runs of spaces as single spaces."""
     return " ".join(name.replace("_", " ").lower().split())
+
+
+def find_class(folders: Sequence[str], titles: Sequence[str], query: str) -> int:
+    """The number of a class by its folder or its title; "tench" finds "tench, Tinca tinca"."""
+    for names in (folders, titles, [title.split(",")[0] for title in titles]):
+        matches = [k for k, name in enumerate(names) if name.casefold() == query.casefold()]
+        if len(matches) == 1:
+            return matches[0]
+    close = get_close_matches(query, list(dict.fromkeys([*folders, *titles])), n=3, cutoff=0.5)
+    hint = f" Did you mean {', '.join(close)}?" if close else ""
+    raise ConfigError(f"The run has no class {query!r}.{hint}")

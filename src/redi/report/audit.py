@@ -1,12 +1,10 @@
 """An audit in words and tables: the ranked classes, and the words of one class."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console
 
-from redi.errors import ConfigError
 from redi.images.classes import class_titles
 from redi.records.audit import FIXED_PLACE, UNATTENDED, AuditClass, AuditRecord, AuditWord
 from redi.report.sheets import Sheet, print_sheet
@@ -17,17 +15,6 @@ TOP = 10
 
 def titles_of(record: AuditRecord, names: Path | None = None) -> list[str]:
     return class_titles([own.name for own in record.classes], record.head, record.columns, names)
-
-
-def find_class(folders: Sequence[str], titles: Sequence[str], query: str) -> int:
-    """The number of a class by its folder or its title; "tench" finds "tench, Tinca tinca"."""
-    for known in (folders, titles, [title.split(",")[0] for title in titles]):
-        matches = [k for k, name in enumerate(known) if name.casefold() == query.casefold()]
-        if len(matches) == 1:
-            return matches[0]
-    close = get_close_matches(query, list(dict.fromkeys([*folders, *titles])), n=3, cutoff=0.5)
-    hint = f" Did you mean {', '.join(close)}?" if close else ""
-    raise ConfigError(f"The run has no class {query!r}.{hint}")
 
 
 def percent(share: float) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from glob import glob
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from redi.backbone.classifier import NATIVE
 from redi.budget import Budget
 from redi.centroids import nearest_words
 from redi.corpus import corpus_map, tfidf_term
-from redi.errors import ArtifactError, BackboneError, ConfigError, printable
+from redi.errors import ArtifactError, BackboneError, printable
 from redi.evaluate import top5
 from redi.images import load_image, open_images
-from redi.images.classes import class_titles, head_classes
+from redi.images.classes import class_titles, find_class, head_classes
 from redi.probe import LinearProbe
 from redi.records import artifacts
 from redi.records.explained import Closeness, Explained, Fate, Guess, corpus_steps
@@ -128,7 +127,7 @@ def inspect_in_run(
         file = Path(config.class_map) if config.class_map else None
         columns, _ = head_classes(folders, backbone.class_names or [], file)
     titles = class_titles(folders, backbone.class_names or [], columns, names)
-    named_label = _class_number(class_name, folders, titles) if class_name else None
+    named_label = find_class(folders, titles, class_name) if class_name else None
     reader = _run_reader(backbone, config, folder, titles, columns)
 
     forward = _Forward.of(backbone, image, _index(image, config), config.seed)
@@ -237,14 +236,3 @@ def _index(image: Path, config: RunConfig) -> int:
             names = (images.image_name(index) for index in range(len(images.labels)))
             return next((index for index, other in enumerate(names) if other == name), 0)
     return 0
-
-
-def _class_number(query: str, folders: Sequence[str], titles: Sequence[str]) -> int:
-    """Find a class by its folder or its title; "tench" finds "tench, Tinca tinca"."""
-    for names in (folders, titles, [title.split(",")[0] for title in titles]):
-        matches = [k for k, name in enumerate(names) if name.casefold() == query.casefold()]
-        if len(matches) == 1:
-            return matches[0]
-    close = get_close_matches(query, list(dict.fromkeys([*folders, *titles])), n=3, cutoff=0.5)
-    hint = f" Did you mean {', '.join(close)}?" if close else ""
-    raise ConfigError(f"The run has no class {query!r}.{hint}")
