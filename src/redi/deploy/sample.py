@@ -12,10 +12,11 @@ from redi.deploy.readout import Pixels
 from redi.errors import ConfigError, CorpusError
 from redi.images import LabelledImages
 from redi.images.classes import head_classes
-from redi.images.labelled import describe_left_out, refuse_damage
+from redi.images.labelled import describe_left_out
 from redi.images.loader import ViewDataset
 from redi.records.tuning import FEWEST
-from redi.runs.progress import say, track
+from redi.runs.pictures import decode
+from redi.runs.progress import say
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def load_sample(
     seen = total // 2 if short else calibration + bank  # images of the bank and the calibration
     count = seen + min(check, total - seen)
     chosen = [position * total // count for position in range(count)]
-    pixels, kept = _decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
+    pixels, kept = decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))
     seen = seen * len(kept) // count  # every part loses its share of the damaged images
     bank = seen // 2 if bank else 0
@@ -92,21 +93,6 @@ def _usable_labels(
         f"but the images to check on have {len(in_check)} classes"
     )
     return None
-
-
-def _decode(dataset: ViewDataset, chosen: list[int], workers: int) -> tuple[Pixels, list[int]]:
-    plan = [chosen[start : start + 32] for start in range(0, len(chosen), 32)]
-    pixels, kept, skipped = [], [], list[tuple[int, str]]()
-    with track("images", len(chosen)) as advance:
-        for batch in dataset.batches(plan, workers):
-            pixels.append(batch.pixels[:, 0])
-            kept += batch.indices
-            skipped += batch.skipped
-            advance(len(batch.indices) + len(batch.skipped))
-    if skipped:
-        refuse_damage(len(skipped), len(chosen), skipped[0][1])
-        say(f"  {len(skipped)} images cannot be decoded and are left out")
-    return torch.cat(pixels), kept
 
 
 def _labels(images: LabelledImages, backbone: Backbone, class_map: Path | None) -> Int[Tensor, " images"] | None:

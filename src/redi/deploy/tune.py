@@ -15,7 +15,6 @@ import torch
 from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.deploy.calibrate import CALIBRATION_COST, calibrate
-from redi.deploy.identity import identify
 from redi.deploy.model import Accelerated
 from redi.deploy.parts import shared_copy
 from redi.deploy.readout import ImageReadout, PatchReadout, Pixels, Readout
@@ -27,6 +26,7 @@ from redi.records.setting import Setting
 from redi.records.tuning import COSTS, Point, TuneConfig, Tuned
 from redi.runs.distributed import choose_device
 from redi.runs.environment import environment, threads
+from redi.runs.identity import identify
 from redi.runs.progress import say
 from redi.statistics import images_needed
 

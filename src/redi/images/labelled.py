@@ -67,21 +67,28 @@ class Relabelled:
         self.fingerprint = images.fingerprint
 
 
-class Limited:
-    """The first images of each class, in the order of the data set."""
+class Unlabelled:
+    """The same images as one class, for work that may not read their labels."""
 
-    def __init__(self, images: LabelledImages, limit: int) -> None:
-        self.images = images
+    def __init__(self, images: LabelledImages) -> None:
+        self.name = images.name
+        self.class_names = [images.name]
+        self.labels = [0] * len(images.labels)
+        self.left_out = images.left_out
+        self.load = images.load
+        self.image_name = images.image_name
+        self.fingerprint = images.fingerprint
+
+
+class Subset:
+    """Some images of a data set, with its classes."""
+
+    def __init__(self, images: LabelledImages, indices: Sequence[int]) -> None:
+        self.images, self.indices = images, indices
         self.name = images.name
         self.class_names = images.class_names
         self.left_out = images.left_out
-        counts = [0] * len(images.class_names)
-        self.indices: list[int] = []
-        for index, label in enumerate(images.labels):
-            counts[label] += 1
-            if counts[label] <= limit:
-                self.indices.append(index)
-        self.labels = [images.labels[index] for index in self.indices]
+        self.labels = [images.labels[index] for index in indices]
 
     def load(self, index: int) -> Image.Image:
         return self.images.load(self.indices[index])
@@ -92,6 +99,16 @@ class Limited:
     def fingerprint(self, indices: Sequence[int] | None = None) -> str:
         chosen = self.indices if indices is None else [self.indices[index] for index in indices]
         return self.images.fingerprint(chosen)
+
+
+def first_of_each(images: LabelledImages, limit: int) -> LabelledImages:
+    """The first images of each class, in the order of the data set."""
+    counts, indices = [0] * len(images.class_names), []
+    for index, label in enumerate(images.labels):
+        counts[label] += 1
+        if counts[label] <= limit:
+            indices.append(index)
+    return Subset(images, indices)
 
 
 def relabel(validation: LabelledImages, training: LabelledImages) -> LabelledImages:

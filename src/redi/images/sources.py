@@ -5,7 +5,7 @@ from pathlib import Path
 from redi.errors import CorpusError
 from redi.images.folders import FlatImages, FolderImages
 from redi.images.hub import disk_images, hub_images
-from redi.images.labelled import SUFFIXES, LabelledImages, Limited, describe_left_out
+from redi.images.labelled import SUFFIXES, LabelledImages, describe_left_out, first_of_each
 from redi.images.shards import ShardImages
 
 
@@ -16,7 +16,7 @@ def open_images(where: str, limit: int = 0) -> LabelledImages:
     folder written by ``datasets``' ``save_to_disk``; or ``hf:owner/name:split`` for a dataset on the Hub.
     """
     images = _open(where)
-    return Limited(images, limit) if limit else images
+    return first_of_each(images, limit) if limit else images
 
 
 def _open(where: str) -> LabelledImages:

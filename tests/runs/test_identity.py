@@ -9,8 +9,8 @@ from transformers import AutoModelForImageClassification, Dinov2Model
 from families import make_model, save_checkpoint
 from redi.backbone import load_backbone
 from redi.deploy import Setting, accelerate
-from redi.deploy.identity import identify
 from redi.errors import ConfigError
+from redi.runs.identity import identify
 
 
 @pytest.fixture(scope="module")
