@@ -263,7 +263,10 @@ GOOD = leave(torch.randn(2, PATCHES, 8), 12)  # the number of tokens of the pape
     [
         (None, "it must return a Reduction of tensors, not NoneType"),
         (tuple(GOOD), "it must return a Reduction of tensors, not tuple"),
-        (Reduction._make([*GOOD[:2], [0], None]), "it must return a Reduction of tensors"),
+        (
+            GOOD._replace(source=[0]),  # type: ignore[arg-type]
+            "it must return a Reduction of tensors",
+        ),
         (GOOD._replace(tokens=GOOD.tokens[:, 1:]), "it must return 12 tokens, not 11"),
         (GOOD._replace(tokens=GOOD.tokens[..., 1:]), r"its tokens have the shape \[2, 12, 7\]"),
         (GOOD._replace(tokens=GOOD.tokens[0]), r"its tokens have the shape \[12, 8\]"),
@@ -275,9 +278,13 @@ GOOD = leave(torch.randn(2, PATCHES, 8), 12)  # the number of tokens of the pape
         (GOOD._replace(positions=GOOD.positions.float()), "its positions are torch.float32, but must be integers"),
         (GOOD._replace(positions=GOOD.positions + 5), r"its positions must lie in 0\.\.15"),
         (GOOD._replace(source=GOOD.source - 2), r"its source must lie in -1\.\.11"),
-        (Reduction._make([*GOOD[:3], [1]]), "it must return a Reduction of tensors"),
+        (
+            GOOD._replace(sizes=[1]),  # type: ignore[arg-type]
+            "it must return a Reduction of tensors",
+        ),
         (GOOD._replace(sizes=torch.ones(2, 11)), r"its sizes have the shape \[2, 11\]"),
         (GOOD._replace(sizes=torch.zeros(2, 12)), "its sizes must be positive"),
+        (GOOD._replace(memory=torch.ones(2, 11)), r"its memory have the shape \[2, 11\]"),
     ],
 )
 def test_a_reducers_mistakes_are_one_line(reduction: Any, message: str, unchecked: None) -> None:

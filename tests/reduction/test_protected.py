@@ -147,7 +147,8 @@ def test_with_sizes_the_damage_is_what_a_merge_adds_to_the_squares_within_groups
 
 def test_a_window_as_wide_as_all_tokens_changes_no_bit() -> None:
     inside = make_inside(25, 1)
-    for result, whole in zip(protected(inside, 17, window=13), protected(inside, 17, window=500), strict=True):
+    results = protected(inside, 17, window=13), protected(inside, 17, window=500)
+    for result, whole in zip(*(reduction[:4] for reduction in results), strict=True):  # it leaves no memory
         assert result is not None
         assert whole is not None
         assert torch.equal(result, whole)

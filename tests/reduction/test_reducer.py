@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from redi.backbone import Backbone
 from redi.cost import Geometry, cost_table, vit_block
 from redi.errors import ConfigError
-from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, Extent, Inside, OneShot, Progressive, Schedule
+from redi.reduction import ONE_SHOT, PROGRESSIVE, Budget, Extent, Inside, OneShot, Progressive, Schedule, SlowFast
 from redi.reduction.reducer import TOLERANCE
 
 TINY = Geometry((14, 14), prefix=1, width=192, head_dim=64, depth=12)
@@ -26,7 +26,9 @@ ALL_BLOCKS = {**GEOMETRIES, "MLP of 2 D": NARROW, "gated MLP": GATED}
 geometries = pytest.mark.parametrize("on", GEOMETRIES.values(), ids=GEOMETRIES)
 all_blocks = pytest.mark.parametrize("on", ALL_BLOCKS.values(), ids=ALL_BLOCKS)
 one_shots = pytest.mark.parametrize("reducer", ONE_SHOT.values(), ids=ONE_SHOT)
-progressives = pytest.mark.parametrize("reducer", PROGRESSIVE.values(), ids=PROGRESSIVE)
+#: Evo-ViT removes no token, so it has a cost of its own (test_evolving.py).
+REMOVING = {name: reducer for name, reducer in PROGRESSIVE.items() if not isinstance(reducer, SlowFast)}
+progressives = pytest.mark.parametrize("reducer", REMOVING.values(), ids=REMOVING)
 #: Removes whole rows and columns, so it reaches fewer counts and costs, and has no matrix products.
 LINES = PROGRESSIVE["cubist"]
 

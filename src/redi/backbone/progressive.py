@@ -13,10 +13,11 @@ from redi.backbone.families import Family
 from redi.backbone.tokens import Rope, Tokens
 from redi.errors import InvalidInput
 from redi.grid import Grid
-from redi.reduction import Adaptive, Inside, Progressive, Reduction, Schedule
+from redi.reduction import Adaptive, Inside, Progressive, Reduction, Schedule, SlowFast
 from redi.reduction.adaptive import NEVER
-from redi.reduction.relevance import default_relevance
-from redi.reduction.result import spread_tokens
+from redi.reduction.evolving import evolve
+from redi.reduction.relevance import RELEVANCES, default_relevance
+from redi.reduction.result import spread_tokens, take
 from redi.reduction.schedule import check_schedule
 from redi.reduction.unmerge import Unmerge, compose
 
@@ -106,6 +107,7 @@ class _State:
     grid: Grid | None = None
     origins: Int[Tensor, "batch reduced"] | None = None  # the patch whose position each token has, if it is needed
     unmerge: Unmerge | None = None  # after the first step, if patches are restored by it
+    memory: Float[Tensor, "batch reduced"] | None = None  # what the last step left for the next one
 
     @property
     def options(self) -> dict[str, Any]:
@@ -137,6 +139,8 @@ def encode_progressively(
         raise InvalidInput(f"The schedule {schedule} cannot start after block {start}: it removes tokens before.")
     if scores is not None and scores.shape != (batch, n):
         raise InvalidInput(f"Scores have the shape {list(scores.shape)}, but must have {[batch, n]}.")
+    if isinstance(reducer, SlowFast):
+        return _encode_slow_fast(backbone, tokens, reducer, schedule, prefix_only, start, levels)
     sizes = torch.ones(batch, n, device=tokens.patches.device)
     origins = torch.arange(n, device=sizes.device).expand(batch, -1) if reducer.placed else None
     state = _State(tokens.sequence, tokens.rope, sizes, scores, grid=tokens.grid, origins=origins)
@@ -206,6 +210,7 @@ def _reduce_after_attention(
         attending=(isinstance(reducer, Progressive) and reducer.relevance) or default_relevance(backbone.has_cls),
         origins=state.origins,
         grid=state.grid,
+        memory=state.memory,
         **capture,
     )
     reduction = reducer.step(inside, amount)
@@ -229,7 +234,52 @@ def _reduce_after_attention(
         state.grid,
         None if state.origins is None else state.origins.gather(1, reduction.positions),
         unmerge,
+        reduction.memory,
     )
+
+
+def _encode_slow_fast(
+    backbone: Blocks,
+    tokens: Tokens,
+    reducer: SlowFast,
+    schedule: Schedule,
+    prefix_only: bool,
+    start: int,
+    levels: Sequence[int],
+) -> Shortened:
+    """All tokens are there after every block, but only some have gone through it (:mod:`redi.reduction.evolving`)."""
+    halves, prefix = backbone.family.halves, backbone.prefix
+    sizes = torch.ones(tokens.patches.shape[:2], device=tokens.patches.device)
+    attending = reducer.relevance or default_relevance(backbone.has_cls)
+    evolved: Tensor | None = None
+    capture: dict[str, Any] = {}
+    maps = {start: tokens.sequence} if start in levels else {}
+    for block, count in enumerate(schedule[start:], start):
+        slow, reduction = tokens, None
+        if count < sizes.shape[1]:
+            if evolved is None:
+                raise InvalidInput(f"The schedule {schedule} leaves no block on all tokens before the first fast path.")
+            inside = Inside(
+                tokens.patches, sizes, evolved, bias=None, prefix=prefix, block=block, depth=backbone.depth, **capture
+            )
+            reduction = reducer.step(inside, count)
+            slow = tokens.reduced(reduction)
+        state = _State(slow.sequence, slow.rope, sizes[:, :count], None)
+        if prefix_only and block == backbone.depth - 1:
+            return Shortened(_finish_prefix(backbone, state), sizes, ())
+        capture = {}
+        hidden = halves.attend(backbone.blocks[block], state.hidden, **state.options, redi_capture=capture)
+        after = slow.advanced(halves.transform(backbone.blocks[block], hidden))
+        rows = RELEVANCES[attending](capture["query"], capture["key"], capture["scale"], None, state.sizes, prefix)
+        evolved = evolve(evolved, rows.mean(dim=1), reduction)
+        if reduction is None:
+            tokens = after
+        else:
+            moved = tokens.patches + take(after.patches - slow.patches, reduction.source)
+            tokens = replace(tokens, prefix=after.prefix, patches=moved)
+        if block + 1 in levels:
+            maps[block + 1] = tokens.sequence
+    return Shortened(tokens.sequence, sizes, (), None, tuple(maps[level] for level in levels))
 
 
 def _finish_prefix(backbone: Blocks, state: _State) -> Float[Tensor, "batch prefix dim"]:

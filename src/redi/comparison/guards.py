@@ -131,11 +131,12 @@ def _checked_schedule(schedule: Callable[..., Any]) -> Callable[[int, int, float
 def _checked(reduction: Any, patches: Tensor, count: int) -> Reduction:
     """A user's reduction of ``patches`` to ``count`` tokens, or an error that says what is wrong with it."""
     parts: dict[str, Any] = reduction._asdict() if isinstance(reduction, Reduction) else {"": None}
-    given = {name: part for name, part in parts.items() if not (name == "sizes" and part is None)}
+    optional = ("sizes", "memory")
+    given = {name: part for name, part in parts.items() if not (name in optional and part is None)}
     if not all(isinstance(part, Tensor) for part in given.values()):
         raise InvalidInput(f"it must return a Reduction of tensors, not {type(reduction).__name__}")
     batch, n, dim = patches.shape
-    tokens, positions, source, sizes = reduction
+    tokens, positions, source, sizes, memory = reduction
     if tokens.ndim == 3 and tokens.shape[1] != count:
         raise InvalidInput(f"it must return {count} tokens, not {tokens.shape[1]}")
     _require_shape("tokens", tokens, (batch, count, dim))
@@ -143,8 +144,9 @@ def _checked(reduction: Any, patches: Tensor, count: int) -> Reduction:
     _require_shape("source", source, (batch, n))
     if tokens.dtype != patches.dtype:
         raise InvalidInput(f"its tokens are {tokens.dtype}, but the patches are {patches.dtype}")
-    if sizes is not None:
-        _require_shape("sizes", sizes, (batch, count))
+    for name, values in (("sizes", sizes), ("memory", memory)):
+        if values is not None:
+            _require_shape(name, values, (batch, count))
     for part, tensor in given.items():
         _require_device(part, tensor, patches)
     return Reduction(
@@ -152,6 +154,7 @@ def _checked(reduction: Any, patches: Tensor, count: int) -> Reduction:
         _indices("positions", positions, 0, n - 1),
         _indices("source", source, DROPPED, count - 1),
         None if sizes is None else _positive("sizes", sizes.detach()),
+        None if memory is None else _finite("memory", memory.detach()),
     )
 
 

@@ -12,6 +12,7 @@ from redi.reduction.atm import ADAPTIVE
 from redi.reduction.clustering import BY_WORD, CLUSTERING, WORD_MERGING, WordMerging
 from redi.reduction.decoupling import DECOUPLING
 from redi.reduction.diffrate import DIFFRATE
+from redi.reduction.evolving import EVOLVING, SlowFast
 from redi.reduction.local import LOCAL
 from redi.reduction.merging import MERGING
 from redi.reduction.oneshot import BY_SCORE, OPERATOR, OneShot
@@ -35,6 +36,7 @@ PROGRESSIVE: dict[str, Progressive] = {
     **LOCAL,
     **DECOUPLING,
     **CLUSTERING,
+    **EVOLVING,
 }
 #: Every reducer of the package by name.
 REDUCERS: dict[str, Reducer] = {**ONE_SHOT, **PROGRESSIVE, **ADAPTIVE}
@@ -56,6 +58,7 @@ __all__ = [
     "Reducer",
     "Reduction",
     "Schedule",
+    "SlowFast",
     "WordMerging",
     "keep_merge_compress",
     "reduce",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from redi.reduction.progressive import Inside, Progressive, merge_pairs
-from redi.reduction.result import Reduction, places, take
+from redi.reduction.result import Reduction, fuse_rest
 from redi.reduction.schedule import constant, ratio, thrice
 
 
@@ -100,19 +100,8 @@ def evit(inside: Inside, count: int) -> Reduction:
     The fused token is the sum of the rest, weighted by CLS attention. As in the paper, the weights do not add up to
     one. The fused token comes last, and later blocks treat it like any other token.
     """
-    n = inside.patches.shape[1]
     relevance = inside.relevance
-    ranking = relevance.argsort(dim=1, descending=True, stable=True)
-    keep, rest = ranking[:, : count - 1].sort(dim=1).values, ranking[:, count - 1 :]
-    exact = torch.promote_types(inside.patches.dtype, torch.float32)
-    weights = inside.weights(relevance).gather(1, rest).to(exact)
-    fused = (weights[:, None] @ take(inside.patches, rest).to(exact)).to(inside.patches.dtype)
-    source = places(keep, n)
-    return Reduction(
-        torch.cat([take(inside.patches, keep), fused], dim=1),
-        torch.cat([keep, rest[:, :1]], dim=1),
-        torch.where(source < 0, count - 1, source),
-    )
+    return fuse_rest(inside.patches, relevance, inside.weights(relevance), count, mean=False)
 
 
 #: The peers' reducers by name. ToMe matches two halves; merging is a product with the assignment matrix.

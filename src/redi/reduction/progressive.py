@@ -52,6 +52,7 @@ class Inside:
     #: The image patch whose place each token has, and the image's grid; for reducers that are ``placed``.
     origins: Int[Tensor, "batch patches"] | None = None
     grid: Grid | None = None
+    memory: Float[Tensor, "batch patches"] | None = None  # what the previous step left for this one
 
     @property
     def keys(self) -> Float[Tensor, "batch patches head_dim"]:

@@ -28,7 +28,7 @@ WINDOW = 128
 def protected(
     inside: Inside,
     count: int,
-    protection: float = PROTECTION,
+    protection: float | Float[Tensor, ""] = PROTECTION,
     sizes: float = 0.0,
     by_keys: bool = False,
     window: int = WINDOW,

@@ -50,16 +50,19 @@ class Encoder(Protocol):
     def encode(self, tokens: Any, start: int = 0) -> Tensor: ...
 
     def encode_progressively(
-        self, tokens: Any, reducer: Any, schedule: Schedule, scores: Tensor | None = None
+        self, tokens: Any, reducer: Any, schedule: Schedule, scores: Tensor | None = None, prefix_only: bool = False
     ) -> Any: ...
 
-    def encode_adaptively(self, tokens: Any, reducer: Any, strength: float, scores: Tensor | None = None) -> Any: ...
+    def encode_adaptively(
+        self, tokens: Any, reducer: Any, strength: float, scores: Tensor | None = None, prefix_only: bool = False
+    ) -> Any: ...
 
 
 class Reducer(ABC):
     """A way to shorten the token sequence: :class:`OneShot`, :class:`Progressive` or :class:`Adaptive`."""
 
     follows_budget: ClassVar[bool]  # whether its extent is a budget, not a schedule
+    keeps_all: ClassVar[bool] = False  # whether all tokens are there in the end, so that rows compare by cost alone
     scored: bool  # whether it can read scores that are given to it
     slow: bool  # whether studies measure it at one cost only
     loops: bool  # whether it takes one Python step per merged pair, which a compiler would unroll

@@ -24,6 +24,8 @@ class Reduction(NamedTuple):
     source: Int[Tensor, "batch patches"]
     #: Size of each output token in proportional attention; None for the sum of the sizes that went into it.
     sizes: Float[Tensor, "batch reduced"] | None = None
+    #: One value per output token that the next step of the same reducer finds in ``Inside.memory``.
+    memory: Float[Tensor, "batch reduced"] | None = None
 
 
 def unreduce(
@@ -83,6 +85,31 @@ def places(index: Int[Tensor, "batch taken"], patches: int) -> Int[Tensor, "batc
     """A ``source`` in which patch ``index[k]`` went into token k and all other patches are dropped."""
     source = torch.full((len(index), patches), DROPPED, dtype=torch.int64, device=index.device)
     return source.scatter(1, index, torch.arange(index.shape[1], device=index.device).expand_as(index))
+
+
+def fuse_rest(
+    patches: Float[Tensor, "batch patches dim"],
+    scores: Float[Tensor, "batch patches"],
+    weights: Float[Tensor, "batch patches"],
+    count: int,
+    mean: bool = True,
+) -> Reduction:
+    """Keep the ``count`` - 1 tokens of highest score, in order. The rest becomes one token, which comes last.
+
+    It is the mean of the rest with the given weights, or their sum, and has the position of the best of them.
+    """
+    ranking = scores.argsort(dim=1, descending=True, stable=True)
+    kept, rest = ranking[:, : count - 1].sort(dim=1).values, ranking[:, count - 1 :]
+    exact = torch.promote_types(patches.dtype, torch.float32)
+    shares = weights.gather(1, rest).to(exact)
+    shares = shares / shares.sum(dim=1, keepdim=True) if mean else shares
+    fused = (shares[:, None] @ take(patches, rest).to(exact)).to(patches.dtype)
+    source = places(kept, patches.shape[1])
+    return Reduction(
+        torch.cat([take(patches, kept), fused], dim=1),
+        torch.cat([kept, rest[:, :1]], dim=1),
+        torch.where(source < 0, count - 1, source),
+    )
 
 
 def dropped_last(

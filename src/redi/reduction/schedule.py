@@ -86,14 +86,30 @@ def early(patches: int, depth: int, strength: float) -> Schedule:
     return early_shape(depth)(patches, depth, strength)
 
 
+def three_blocks(depth: int) -> tuple[int, ...]:
+    """Blocks 4, 7 and 10 of 12, scaled to other depths, counted from 0."""
+    return tuple(sorted({round(depth * block / 12) for block in (3, 6, 9)}))
+
+
 def thrice(patches: int, depth: int, strength: float) -> Schedule:
-    """EViT, ATC: blocks 4, 7 and 10 of 12, scaled to other depths, remove the same share of their tokens."""
-    removing = {round(depth * block / 12) for block in (3, 6, 9)}
+    """EViT, ATC: three blocks remove the same share of their tokens."""
+    removing = three_blocks(depth)
     counts, left = [], float(patches)
     for block in range(depth):
         left *= 1 - strength if block in removing else 1
         counts.append(left)
     return _rounded(patches, counts)
+
+
+@dataclass(frozen=True)
+class Once:
+    """One block removes everything: the one after a share of the depth."""
+
+    place: float
+
+    def __call__(self, patches: int, depth: int, strength: float) -> Schedule:
+        first = min(round(self.place * depth), depth - 1)
+        return _rounded(patches, [float(patches)] * first + [patches * (1 - strength)] * (depth - first))
 
 
 @dataclass(frozen=True)

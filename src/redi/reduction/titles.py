@@ -22,6 +22,17 @@ TITLES = {
     "atc": "ATC",
     "token-pooling": "Token Pooling",
     "ats": "ATS",
+    "evo-vit": "Evo-ViT",
+    "protected-learned": "redi.accelerate, learned relevance",
+    "dynamicvit": "DynamicViT, learned",
+    "spvit": "SPViT, learned",
+    "adavit": "AdaViT, learned",
+    "ia-red2": "IA-RED^2, learned",
+    "a-vit": "A-ViT, learned",
+    "patchmerger": "PatchMerger, learned",
+    "tokenlearner": "TokenLearner, learned",
+    "patch-slimming": "Patch Slimming, counted",
+    "weitop": "WeiToP, learned",
 }
 
 
