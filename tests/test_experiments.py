@@ -3,11 +3,14 @@
 import importlib
 import runpy
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from redi.demo.generator import sample
 from redi.deploy import Setting
+from redi.learning.files import read_training
 from redi.reduction import PROGRESSIVE
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -24,6 +27,9 @@ SHORT = {
     "step_variants.py": ["--cost", "0.75"],
 }
 
+#: Two images are too few to learn from, so this one has a test below.
+OWN_TEST = ("learning.py",)
+
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_prints_its_table(
@@ -34,11 +40,31 @@ def test_an_experiment_prints_its_table(
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(FOLDER / name), run_name="__main__")
-    if "--images" in capsys.readouterr().out:
+    if "--images" in capsys.readouterr().out and name not in OWN_TEST:
         options = ["--backbone", str(small_data / "head"), "--images", str(small_data / "val"), "--limit", "2"]
         monkeypatch.setattr(sys, "argv", [name, *options, *SHORT.get(name, [])])
         runpy.run_path(str(FOLDER / name), run_name="__main__")
         assert "|---" in capsys.readouterr().out
+
+
+def test_learning_writes_a_file_of_the_even_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The held-out images and those to learn from are all the images that even classes have."""
+    for label in range(4):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        for index in range(32):
+            picture = sample(1, 32 * label + index).image.resize((64, 64))
+            picture.save(tmp_path / "images" / str(label) / f"{index}.png")
+    demo = str(files("redi.demo") / "demo-vit")
+    options = ["--backbone", demo, "--images", str(tmp_path / "images"), "--out", str(tmp_path)]
+    shorter = ["--methods", "weitop", "--steps", "1", "--checks", "1", "--held", "16"]
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["learning.py", *options, *shorter])
+    runpy.run_path(str(FOLDER / "learning.py"), run_name="__main__")
+    assert "| weitop |" in capsys.readouterr().out
+    training = read_training(tmp_path / "weitop.safetensors")
+    assert (training.images, training.held) == (48, 16)
 
 
 def test_a_dense_row_differs_from_dense_in_nothing(small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

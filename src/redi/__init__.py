@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {
     "api": (
-        *("audit", "bench", "compare", "dense", "export", "inspect", "run", "text", "tune"),
-        *("AuditResult", "ComparisonResult", "DenseResult", "ExportResult", "InspectionResult"),
+        *("audit", "bench", "compare", "dense", "export", "inspect", "learn", "run", "text", "tune"),
+        *("AuditResult", "ComparisonResult", "DenseResult", "ExportResult", "InspectionResult", "LearnResult"),
         *("RunResult", "SpeedResult", "TextResult", "TuneResult"),
     ),
     "attention": (),
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         DenseResult as DenseResult,
         ExportResult as ExportResult,
         InspectionResult as InspectionResult,
+        LearnResult as LearnResult,
         RunResult as RunResult,
         SpeedResult as SpeedResult,
         TextResult as TextResult,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         dense as dense,
         export as export,
         inspect as inspect,
+        learn as learn,
         run as run,
         text as text,
         tune as tune,

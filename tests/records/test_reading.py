@@ -21,6 +21,7 @@ from redi.records.comparison import Bundle, Comparison, Line, Rankings
 from redi.records.dense import DenseConfig, DenseRecord, DenseRow, Difference, HeadNotes, InputNotes
 from redi.records.deployed import Deployed
 from redi.records.diagnosis import Diagnosis, DiagnosisRow
+from redi.records.learning import Check, LearnConfig, Training
 from redi.records.localisation import Localisation, LocalisationLine
 from redi.records.paired import Paired
 from redi.records.reading import build, read_record, write_record
@@ -186,6 +187,19 @@ RECORDS = [
     WordNotes({"block3": ZipfFit(-0.75, 0.5, 12)}, {"redi_mass": 0.25}),
     Diagnosis([DIAGNOSED], {"one": "hub/one"}, Data(**DATA)),  # type: ignore[arg-type]
     BenchResult([TIMING], {"cores": 2, "nested": {"mkl": True}}, [Overhead(8, "fp32", "eager", 1.0, 0.5, 1.5)]),
+    Training(
+        method="spvit",
+        model=TunedModel("vit", 3, 32, 8, "0f"),
+        grid=(6, 6),
+        images=64,
+        held=16,
+        parameters=9,
+        steps=2,
+        seconds=1.5,
+        measure="KL from dense",
+        checks=[Check(0, None, {"0.65": 0.5}), Check(2, 0.25, {"0.65": 0.4})],
+        config=LearnConfig("here", "there", "spvit", costs=(0.65,)),
+    ),
     Tuned(
         points=[POINT, dataclasses.replace(POINT, accuracy=75.0), dataclasses.replace(POINT, cosine=0.5)],
         chosen=None,

@@ -1,12 +1,14 @@
 """What the commands do, as functions.
 
-They are ``redi.run``, ``compare``, ``audit``, ``text``, ``dense``, ``tune``, ``export``, ``inspect`` and ``bench``.
+They are ``redi.run``, ``compare``, ``audit``, ``text``, ``dense``, ``tune``, ``learn``, ``export``, ``inspect`` and
+``bench``.
 Each returns a result with ``table()``, ``plot()`` and a view for notebooks. Settings have the names of the options,
 with underscores for hyphens. The commands call these functions.
 """
 
 from redi.api.auditing import audit
 from redi.api.deploy import bench, export, tune
+from redi.api.learning import learn
 from redi.api.protocol import compare, inspect, run
 from redi.api.results import (
     AuditResult,
@@ -14,6 +16,7 @@ from redi.api.results import (
     DenseResult,
     ExportResult,
     InspectionResult,
+    LearnResult,
     RunResult,
     SpeedResult,
     TextResult,
@@ -28,6 +31,7 @@ __all__ = [
     "DenseResult",
     "ExportResult",
     "InspectionResult",
+    "LearnResult",
     "RunResult",
     "SpeedResult",
     "TextResult",
@@ -38,6 +42,7 @@ __all__ = [
     "dense",
     "export",
     "inspect",
+    "learn",
     "run",
     "text",
     "tune",

@@ -13,11 +13,13 @@ from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.deploy.onnx_speed import REPEATS, measure_export
 from redi.images.classes import find_class
+from redi.learning.files import LearnedFile
 from redi.records.audit import FILE as AUDIT_FILE, AuditRecord
 from redi.records.comparison import Bundle
 from redi.records.dense import FILE as DENSE_FILE, DenseRecord
 from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
 from redi.records.explained import Explained
+from redi.records.learning import Training
 from redi.records.outputs import require_run
 from redi.records.results import Results, read_results
 from redi.records.setting import Setting
@@ -32,6 +34,7 @@ from redi.report.dense_scene import draw_scene
 from redi.report.deployed import deployed_sheets
 from redi.report.dots import Dot, draw_dots, draw_schedule
 from redi.report.inspection import answer_sheet, far_note, print_inspection, score_sheet, write_picture
+from redi.report.learning import draw_learning, learning_sheet, learning_verdict, print_learning
 from redi.report.notebook import Table
 from redi.report.pictures import draw_attention, draw_overview
 from redi.report.sheets import Sheet
@@ -277,6 +280,33 @@ class TuneResult(Shown):
         written = self.tuned.write(folder)
         draw_curve(self.tuned, folder / "curve.png")
         return [*written, folder / "curve.png"]
+
+
+@dataclass(frozen=True, repr=False)
+class LearnResult(Shown):
+    """A learned reducer, which ``redi.accelerate(model, reducer=result.learned)`` uses."""
+
+    learned: LearnedFile
+    file: Path
+
+    @property
+    def training(self) -> Training:
+        return self.learned.training
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says whether learning has paid."""
+        return learning_verdict(self.training)
+
+    def sheets(self) -> Sequence[Sheet]:
+        return [learning_sheet(self.training)]
+
+    def plot(self) -> Any:
+        """The distance from dense over the steps."""
+        return draw_learning(self.training)
+
+    def print(self) -> None:
+        print_learning(self.training)
 
 
 @dataclass(frozen=True, repr=False)

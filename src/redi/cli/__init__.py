@@ -21,8 +21,9 @@ from redi.cli import text  # isort: skip
 from redi.cli import dense  # isort: skip
 from redi.cli import look  # isort: skip
 from redi.cli import deploy  # isort: skip
+from redi.cli import learn  # isort: skip
 
-__all__ = ["app", "audit", "dense", "deploy", "look", "main", "measure", "protocol", "text"]
+__all__ = ["app", "audit", "dense", "deploy", "learn", "look", "main", "measure", "protocol", "text"]
 
 
 def main() -> None:

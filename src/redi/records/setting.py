@@ -83,6 +83,12 @@ class Setting:
         if self.steps < 0:
             raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the cost is all that was set, besides how patches are restored."""
+        usual = Setting(self.cost, task=self.task, restore=self.restore)
+        return self.task != "dense" and replace(self, model=None, outside="") == usual
+
     @cached_property
     def reducer(self) -> Progressive:
         default = OURS[TASKS[self.task or "classify"]]

@@ -1,0 +1,1 @@
+"""Training of learned reducers on a frozen backbone, without labels, and their files."""

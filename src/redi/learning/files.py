@@ -1,0 +1,68 @@
+"""Learned reducers as files: parameters and how they were learned, in one safetensors file."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from redi.backbone import Backbone
+from redi.errors import ArtifactError, ConfigError
+from redi.records import artifacts
+from redi.records.learning import Training
+from redi.records.reading import build
+from redi.reduction.learned import LEARNED, Learned
+from redi.runs.identity import identify
+from redi.runs.progress import say
+
+SUFFIX = ".safetensors"
+
+
+class LearnedFile(NamedTuple):
+    """A learned reducer and its origin."""
+
+    method: Learned
+    training: Training
+    digest: str  # of the parameters
+
+
+def save_learned(path: Path, method: Learned, training: Training, key: artifacts.Key) -> LearnedFile:
+    tensors = {name: value.detach().cpu() for name, value in method.state_dict().items()}
+    artifacts.save(path, tensors, key, training=asdict(training))
+    return LearnedFile(method, training, artifacts.tensor_digest(tensors)[:16])
+
+
+def read_training(path: Path) -> Training:
+    """How a file was learned, without its parameters."""
+    manifest = artifacts.read_manifest(path) if path.is_file() else None
+    if manifest is None:
+        raise ConfigError(f"There is no file {path}: make one with `redi learn`.")
+    try:
+        training: Training = build(Training, manifest["notes"]["training"])
+    except (KeyError, TypeError, ValueError, ArtifactError):
+        raise ConfigError(f"{path} holds no learned reducer: make one with `redi learn`.") from None
+    if training.method not in LEARNED:
+        raise ConfigError(f"{path} holds {training.method!r}, which this version of redi does not know.")
+    return training
+
+
+def require_fit(training: Training, backbone: Backbone, name: str) -> None:
+    """A :class:`ConfigError` if a reducer was learned on another kind of model; other weights give a warning."""
+    model = identify(backbone)
+    if replace(model, weights=training.model.weights) != training.model:
+        raise ConfigError(f"{name} was learned on a {training.model}, not on a {model}: run `redi learn` for this one.")
+    if model != training.model:
+        say(f"warning: {name} was learned on other weights or in another precision: run `redi learn` again.")
+
+
+def load_learned(path: Path, backbone: Backbone) -> LearnedFile:
+    """Load a learned reducer for the kind of model that it was learned on; other weights give a warning."""
+    training = read_training(path)
+    require_fit(training, backbone, str(path))
+    tensors, _ = artifacts.load(path)
+    rows, columns = training.grid
+    method = LEARNED[training.method](replace(backbone.geometry, grid=(rows, columns)))
+    try:
+        method.load_state_dict(tensors)
+    except RuntimeError:
+        raise ConfigError(f"{path} lacks parameters of {training.method}: run `redi learn` again.") from None
+    method.requires_grad_(False).eval().to(backbone.device)
+    return LearnedFile(method, training, artifacts.tensor_digest(tensors)[:16])
