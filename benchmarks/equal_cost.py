@@ -27,9 +27,9 @@ from redi.attention import cls_rows, head_mean
 from redi.backbone import Backbone, Watch, load_backbone
 from redi.backbone.classifier import Classifier, final_feature
 from redi.comparison.ground import Ground
+from redi.comparison.learned import with_files
 from redi.comparison.studies import DEPLOYABLE_COSTS, deployable_rows
 from redi.deploy import Accelerated, Setting
-from redi.deploy.identity import identify
 from redi.deploy.second_look import look_costs, with_second_look
 from redi.errors import ConfigError, RediError
 from redi.images import LabelledImages, open_images
@@ -41,6 +41,7 @@ from redi.reduction import Adaptive, Extent
 from redi.reduction.adaptive import STRENGTHS, Curve, curve_of
 from redi.rows import Catalogue, Variant
 from redi.runs.config import VocabularyConfig
+from redi.runs.identity import identify
 from redi.stages.adaptive import lengths_at_strengths
 from redi.stages.evaluate import forward, image_costs, tokens_and_cost
 from redi.statistics import divergence
@@ -61,8 +62,8 @@ def calibration_images(backbone: Backbone, images: LabelledImages, chosen: list[
     return backbone.preprocessing.normalise(batch.pixels[:, 0])
 
 
-def measured_catalogue(backbone: Backbone, pixels: Tensor) -> Catalogue:
-    """The reducers. What a strength costs is measured on some images."""
+def measured_catalogue(backbone: Backbone, pixels: Tensor, files: list[Path]) -> Catalogue:
+    """The reducers and those of some files. What a strength costs is measured on some images."""
 
     @torch.inference_mode()
     def curve(name: str, reducer: Adaptive) -> Curve:
@@ -70,7 +71,7 @@ def measured_catalogue(backbone: Backbone, pixels: Tensor) -> Catalogue:
         lengths = [lengths_at_strengths(backbone, reducer, backbone.embed(batch)) for batch in pixels.split(50)]
         return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS)
 
-    return Catalogue(has_cls=backbone.has_cls).with_curves(curve)
+    return with_files(Catalogue(has_cls=backbone.has_cls), files, backbone).with_curves(curve)
 
 
 def rows(backbone: Backbone, catalogue: Catalogue, pixels: Tensor, names: list[str], costs: tuple[float, ...]) -> Rows:
@@ -182,7 +183,7 @@ def extend(out: Path, asked: argparse.Namespace) -> None:
     chosen, (part, parts) = chosen_images(images, asked.classes, asked.limit), asked.shard
     mine = chosen[(part - 1) * len(chosen) // parts : part * len(chosen) // parts]
     pixels = calibration_images(backbone, images, chosen)
-    catalogue = measured_catalogue(backbone, pixels)
+    catalogue = measured_catalogue(backbone, pixels, asked.learned)
     wanted = rows(backbone, catalogue, pixels, asked.rows, tuple(asked.cost or DEPLOYABLE_COSTS))
     subject = {"weights": identify(backbone).weights, "images": images.fingerprint(chosen), "classes": asked.classes}
     if training is not None:
@@ -192,6 +193,8 @@ def extend(out: Path, asked: argparse.Namespace) -> None:
         for (cost, name), entry in wanted.items()
     }
     key = {**subject, "rows": extents, "shard": [part, parts]}
+    if catalogue.digests:
+        key["learned"] = dict(catalogue.digests)
     tensors: dict[str, Tensor] = {}
     if out.exists():
         if not artifacts.is_current(out, key):
@@ -242,6 +245,7 @@ def main() -> None:
     parser.add_argument("--classes", choices=("all", "even", "odd"), default="all")
     parser.add_argument("--limit", type=int, default=10**9, help="largest number of images")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="names, e.g. protected,tome")
+    parser.add_argument("--learned", type=Path, action="append", default=[], help="file of redi learn; repeat for more")
     parser.add_argument("--cost", type=float, action="append", help="may be given several times")
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--shard", type=shard, default=(1, 1), help="part of the images, e.g. 1/2")

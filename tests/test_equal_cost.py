@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from learned_files import write_learned
+from redi.backbone import load_backbone
 from redi.records import artifacts
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -77,3 +79,22 @@ def test_a_backbone_without_a_head_is_read_by_a_probe(call: Call, small_data: Pa
     printed = call(*options, "--train", small_data / "train")
     assert "| redi.accelerate | 0.7" in printed
     assert "| ToMe | 0.7" in printed
+
+
+def test_learned_reducers_are_rows_and_points_of_a_curve(
+    measure: Call, small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone = load_backbone(small_data / "head")
+    for seed in (1, 2):
+        write_learned(tmp_path / "adavit.safetensors", backbone, "adavit", seed)
+        rows = measure(f"odd-{seed}", "--learned", tmp_path / "adavit.safetensors", "--rows", "tome,adavit")
+        assert rows.count("| AdaViT, learned | 0.6") == 1
+    points = [f"{100 * seed}={tmp_path / f'odd-{seed}'}" for seed in (1, 2)]
+    monkeypatch.setattr(sys, "argv", ["learning_curve.py", *points, "--figure", str(tmp_path / "curve.png")])
+    runpy.run_path(str(FOLDER / "learning_curve.py"), run_name="__main__")
+    table = capsys.readouterr().out
+    assert table.startswith("| row | cost | 100 | 200 |")
+    cells = {line.split(" | ")[0]: line.rstrip(" |").split(" | ")[2:] for line in table.splitlines()}
+    assert len(set(cells["| ToMe"])) == 1, "it does not learn"
+    assert len(set(cells["| AdaViT, learned"])) == 2
+    assert (tmp_path / "curve.png").stat().st_size > 5_000

@@ -81,7 +81,7 @@ def test_tune_export_and_bench_take_live_models(small_data: Path, tmp_path: Path
     assert speed.record.environment["backbone"] == "Accelerated"
     assert_shown(speed, "Batch 2, FP32", "prune")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ConfigError, match="its own setting and size"):
+    with pytest.raises(ConfigError, match="already has a cost, a reducer and a size"):
         redi.export(faster, tmp_path / "other.onnx", cost=0.5)
 
 

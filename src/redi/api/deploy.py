@@ -5,9 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from redi.api.models import live_backbone, model_name
 from redi.api.results import ExportResult, SpeedResult, TuneResult
 from redi.api.settings import configured
-from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.checks import require_threads
 from redi.demo.examples import example_pixels
@@ -32,7 +32,7 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
     list), ``calibration``, ``check``, ``class_map``, ``size``, ``resize``, ``batch_size``, ``repeats``, ``device``,
     ``workers`` and ``threads``.
     """
-    name = _name(model)
+    name = model_name(model)
     names = {"cost": "costs", "batch_size": "batch"}
     config = configured(TuneConfig, settings, names, backbone=name, images=str(images)).checked()
     if out is not None:
@@ -41,7 +41,7 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
         require_apart(Path(out), places)
         require_own(Path(out), TUNED)
         _make_writable(Path(out))
-    result = TuneResult(find_setting(config, _live(model)))
+    result = TuneResult(find_setting(config, live_backbone(model)))
     if out is None:
         return result
     try:
@@ -57,6 +57,7 @@ def export(
     *,
     cost: float | None = None,
     setting: Setting | str | Path | None = None,
+    reducer: str | Path | None = None,
     size: int | None = None,
     batch_size: int = 1,
     image: str | Path | None = None,
@@ -64,20 +65,20 @@ def export(
     """Write an accelerated model as ONNX with fixed shapes and compare it with PyTorch, as ``redi export`` does.
 
     ``model`` is as for :func:`tune`. An accelerated model is written as it is. Anything else is accelerated first, at a
-    ``cost`` relative to dense or with a tuned ``setting``. ``size`` is the side of the input in pixels. Both runtimes
-    see ``image``, or generated scenes.
+    ``cost`` relative to dense, with a tuned ``setting`` or a learned ``reducer``. ``size`` is the side of the input in
+    pixels. Both runtimes see ``image``, or generated scenes.
     """
-    file, name = Path(out), _name(model)
+    file, name = Path(out), model_name(model)
     require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
     if batch_size < 1:
         raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
     if isinstance(model, Accelerated):
-        if not (cost is None and setting is None and size is None):
-            raise ConfigError("An accelerated model has its own setting and size: give no cost, setting or size.")
+        if not (cost is None and setting is None and size is None and reducer is None):
+            raise ConfigError("An accelerated model already has a cost, a reducer and a size: give none of them.")
         faster = model
     else:
-        backbone = _live(model) or load_with_own_input(name)
-        faster = accelerate(backbone.at_size(size) if size else backbone, cost, setting)
+        backbone = live_backbone(model) or load_with_own_input(name)
+        faster = accelerate(backbone.at_size(size) if size else backbone, cost, setting, reducer=reducer)
     picture = Path(image) if image is not None else None
     pixels = example_pixels(faster.backbone.preprocessing, batch_size, picture).to(faster.device)
     return ExportResult(write_onnx(faster, file, pixels), faster, name, pixels)
@@ -100,7 +101,7 @@ def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) 
     ``seconds``, ``quick``, ``device`` and ``threads``.
     """
     names = {"reducer": "reducers", "batch_size": "batch_sizes", "dtype": "dtypes", "mode": "modes"}
-    config = configured(BenchConfig, settings, names, backbone="" if model is None else _name(model))
+    config = configured(BenchConfig, settings, names, backbone="" if model is None else model_name(model))
     file = Path(out) if out is not None else None
     if file is not None:
         require_file(file, (".json",), replaces=BENCH_KEYS)
@@ -109,21 +110,7 @@ def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) 
         if file is not None:
             write_bench(file, so_far)
 
-    return SpeedResult(run_bench(config, backbone=_live(model), save=save))
-
-
-def _name(model: Any) -> str:
-    """A name or path as it is; for a loaded model the name it was loaded by, or its class."""
-    if isinstance(model, str | Path):
-        return str(model)
-    return str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__)
-
-
-def _live(model: Any) -> Backbone | None:
-    """The backbone of a loaded model; None for a name."""
-    if model is None or isinstance(model, str | Path):
-        return None
-    return (model if isinstance(model, Accelerated) else accelerate(model, cost=1.0)).backbone
+    return SpeedResult(run_bench(config, backbone=live_backbone(model), save=save))
 
 
 def _make_writable(folder: Path) -> None:

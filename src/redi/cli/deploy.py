@@ -87,6 +87,7 @@ def export(
     ] = None,
     size: OwnSize = None,
     setting: Annotated[Path | None, option(METHOD, "A setting.json of `redi tune`.")] = None,
+    reducer: Annotated[Path | None, option(METHOD, "A file of `redi learn`.", default="our own reducer")] = None,
     cost: Annotated[
         float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")
     ] = None,
@@ -110,7 +111,9 @@ def export(
 
     if measure:
         require_timing(repeats, threads, out.with_suffix(".json"))
-    result = write(backbone, out, cost=cost, setting=setting, size=size, batch_size=batch_size, image=image)
+    result = write(
+        backbone, out, cost=cost, setting=setting, reducer=reducer, size=size, batch_size=batch_size, image=image
+    )
     exported, shape = result.exported, "x".join(map(str, result.exported.inputs))
     echo(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "

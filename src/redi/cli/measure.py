@@ -49,7 +49,9 @@ QueryCount = Annotated[
 Reducers = Annotated[
     list[str] | None,
     option(
-        METHOD, "keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, ...", default="keep-merge-compress"
+        METHOD,
+        "keep-merge-compress, prune, fuse, pool, tome, pitome, my.py:name, a file of `redi learn`, ...",
+        default="keep-merge-compress",
     ),
 ]
 Keeps = Annotated[
@@ -126,7 +128,10 @@ def compare(
 
 
 Reducer = Annotated[
-    list[str] | None, option(METHOD, "A reducer, accelerate or accelerate-dense; repeat for more.", default="all")
+    list[str] | None,
+    option(
+        METHOD, "A reducer, a file of `redi learn`, accelerate or accelerate-dense; repeat for more.", default="all"
+    ),
 ]
 ProgressiveCost = Annotated[
     float, option(METHOD, "Cost of progressive reducers relative to dense.", default="that of the paper's operator")

@@ -11,6 +11,7 @@ import torch
 from redi.comparison.deployed import record_merges, shown_row, time_rows
 from redi.comparison.grid import Request, grid
 from redi.comparison.ground import Ground, Study
+from redi.comparison.learned import with_learned
 from redi.comparison.plugins import with_plugins
 from redi.comparison.statistics import rankings, summarise
 from redi.comparison.studies import STUDIES
@@ -60,7 +61,8 @@ def compare(
     with open_run(config, writing=not dry_run) as run:
         size = CorpusSize(run.config.vocabulary.n_words, run.config.analysis.n_words, len(run.training.class_names))
         catalogue = replace(catalogue, has_cls=run.backbone.has_cls, size=size)
-        catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run))
+        catalogue, request = with_learned(catalogue, request, run.backbone)
+        catalogue = catalogue.with_curves(partial(strength_curve, run, dry_run, catalogue.digests))
         texts = run.ranks.share(lambda: find_texts(run, text))
         chosen = _studies(run, catalogue, texts is not None, named, request, against)
         tasks = Tasks(run, [name for name in studies if name in TASKS], catalogue, options or TaskOptions())

@@ -49,6 +49,8 @@ def reducers(ground: Ground) -> list[Study]:
     tokens = ground.operator.tokens_left(ground.extent, ground.on)
     rows: list[Variant] = []
     for name, reducer in ground.catalogue.reducers.items():
+        if reducer.keeps_all:
+            continue
         extent = ground.extent
         if not reducer.follows_budget:
             extent = reducer.extent_for_tokens(tokens, ground.on)

@@ -19,6 +19,10 @@ NOT_MEASURED = (
     "Not measured: neither the speed of this model nor what it loses against the original. `redi tune` measures both "
     "on your images."
 )
+NOT_MEASURED_LEARNED = (
+    "Not measured: neither the speed of this model nor what it loses against the original. `redi bench` and `redi "
+    "compare` measure them."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,7 @@ class Facts:
     tuned: Tuned | None  # the record of `redi tune`, if the setting comes from it
     processor: dict[str, Any] = field(default_factory=dict)  # the settings of the one that is kept, if it is known
     image_tokens: int = 0  # that a language model reads per image; 0 if there is none
+    learned: str = ""  # title of the learned reducer; empty for our own
 
 
 def model_card(facts: Facts) -> str:
@@ -64,7 +69,7 @@ import redi.deploy  # transformers can read this model after this line
 `pip install redi-vit` installs redi. Without the import, transformers does not know the model type and refuses to load
 the model. No code is downloaded with it.
 
-This is {base}, made faster by `redi.accelerate`. Patch tokens are merged from block to block. The weights are those of
+This is {base}, made faster by `redi.accelerate`. {_reducer(facts.learned)} The weights are those of
 the original model. They are in the folder `dense`, as an ordinary checkpoint.
 
 | | |
@@ -76,8 +81,20 @@ the original model. They are in the folder `dense`, as an ordinary checkpoint.
 
 ## Measured
 
-{NOT_MEASURED if facts.tuned is None else _curve(facts.tuned, facts.cost)}
+{_measured(facts)}
 """
+
+
+def _reducer(learned: str) -> str:
+    if learned:
+        return f"A learned reducer ({learned}, in `reducer.safetensors`) shortens the sequence of patch tokens."
+    return "Patch tokens are merged from block to block."
+
+
+def _measured(facts: Facts) -> str:
+    if facts.learned:
+        return NOT_MEASURED_LEARNED
+    return NOT_MEASURED if facts.tuned is None else _curve(facts.tuned, facts.cost)
 
 
 def _use(facts: Facts) -> str:

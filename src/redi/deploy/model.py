@@ -22,7 +22,6 @@ from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.cost import Geometry
 from redi.deploy.card import Facts, public
-from redi.deploy.identity import require_own_model
 from redi.deploy.intermediates import FORMATS, as_intermediates, taken_blocks
 from redi.deploy.origin import Origin, known_input, origin
 from redi.deploy.parts import Parts
@@ -30,9 +29,13 @@ from redi.deploy.saved import Published, read_model
 from redi.errors import ConfigError, InvalidInput
 from redi.grid import Grid
 from redi.images.preprocessing import Preprocessing
+from redi.learning.files import LearnedFile
 from redi.records.setting import SecondLook, Setting
 from redi.records.tuning import Tuned
-from redi.reduction import Extent, Schedule
+from redi.reduction import Extent, Progressive, Schedule
+from redi.reduction.result import take
+from redi.reduction.titles import title
+from redi.runs.identity import require_own_model
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -80,6 +83,7 @@ class Accelerated(Published):
         if setting.second_look is not None and backbone.head is None:
             raise ConfigError(NO_HEAD)
         self._schedules: dict[tuple[Geometry, bool], Schedule] = {}
+        self.reducer: Progressive = self.setting.reducer
         self.schedule(self.grid)  # raises now if the setting does not fit
 
     @classmethod
@@ -122,8 +126,27 @@ class Accelerated(Published):
         return self.backbone.model
 
     def at_cost(self, cost: float) -> "Accelerated":
-        """The same weights and the same shape of the schedule, at another cost."""
-        return type(self)(self.backbone, self.setting.at_cost(cost), self.tuned, self.original)
+        """The same weights, the same reducer and the same shape of the schedule, at another cost."""
+        other = type(self)(self.backbone, self.setting.at_cost(cost), self.tuned, self.original)
+        return other if self.learned is None else other.use_learned(self.learned)
+
+    def use_learned(self, learned: LearnedFile) -> "Accelerated":
+        """From now on, use a learned reducer instead of our own, on its own schedule. Return this model."""
+        reducer, method = learned.method.reducer(), learned.training.method
+        if not isinstance(reducer, Progressive):
+            raise ConfigError(
+                f"{method} gives every image a length of its own, which a fixed cost does not allow: compare it with "
+                "`redi compare`."
+            )
+        if self.gives_maps:
+            raise ConfigError("A learned reducer is for classifiers and encoders, not for models that give maps.")
+        if not self.setting.is_plain:
+            raise ConfigError("A learned reducer has its own schedule and relevance: give it a cost and nothing else.")
+        self.learned, self.reducer = learned, reducer
+        self.learned_module = learned.method  # so that it moves with the model
+        self._schedules.clear()
+        self.schedule(self.grid)
+        return self
 
     # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -135,7 +158,13 @@ class Accelerated(Published):
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _schedule(self, on: Geometry, prefix_only: bool) -> Schedule:
         if (on, prefix_only) not in self._schedules:
-            self._schedules[on, prefix_only] = self.setting.extent(on, prefix_only).schedule
+            if self.learned is None:
+                extent = self.setting.extent(on, prefix_only)
+            elif on.depth != self.backbone.depth:
+                raise ConfigError("A learned reducer needs all blocks: take the output of the last one too.")
+            else:
+                extent = self.reducer.extent_within_cost(self.setting.cost, on, prefix_only)
+            self._schedules[on, prefix_only] = extent.schedule
         return self._schedules[on, prefix_only]
 
     def _geometry(self, grid: Grid) -> Geometry:
@@ -153,7 +182,7 @@ class Accelerated(Published):
         """
         on = self._geometry(grid or self.grid)
         extent = Extent(schedule=self.schedule(on.grid))
-        first = self.setting.reducer.cost(extent, on, self.prefix_only)
+        first = self.reducer.cost(extent, on, self.prefix_only)
         return first + self.setting.second_share * self.setting.second_cost(on, self.prefix_only)
 
     def extra_repr(self) -> str:
@@ -184,10 +213,11 @@ class Accelerated(Published):
         if self.setting.second_look is not None:
             hidden = self._look_again(self.setting.second_look, tokens, hidden, start)
         normed = backbone.final_norm(hidden)
+        counted = self._counted(normed, short) if self._reads_patches and not reduced else normed
         if head is not None:
-            output = self._classified(head, normed, labels)
+            output = self._classified(head, counted, labels)
         else:
-            pooled = backbone.family.pool(backbone.encoder, normed, short.sizes if reduced else None)
+            pooled = backbone.family.pool(backbone.encoder, counted, short.sizes if reduced else None)
             last = normed if backbone.family.normed_output else hidden
             output = ReducedOutput(last, pooled, short.sizes, short.source) if reduced else self._encoded(last, pooled)
         return output.to_tuple() if return_dict is False else output
@@ -230,19 +260,26 @@ class Accelerated(Published):
         prefix_only = self.prefix_only and not levels
         residual = residual and not prefix_only and self.setting.restore == "residual"
         return self.backbone.encode_progressively(
-            tokens,
-            self.setting.reducer,
-            schedule,
-            prefix_only=prefix_only,
-            start=start,
-            residual=residual,
-            levels=levels,
+            tokens, self.reducer, schedule, prefix_only=prefix_only, start=start, residual=residual, levels=levels
         )
 
     def _read(self, short: Shortened, reduced: bool) -> Float[Tensor, "batch tokens dim"]:
         """The tokens before the final norm: the prefix alone, the short sequence, or the full grid."""
         short_only = self.prefix_only or reduced
         return short.hidden if short_only else short.full(self.backbone.prefix)
+
+    @property
+    def _reads_patches(self) -> bool:
+        """Whether the head, or the pool of an encoder, reads patches."""
+        return not (self.backbone.has_cls if self.backbone.head is None else self.prefix_only)
+
+    def _counted(self, full: Float[Tensor, "batch tokens dim"], short: Shortened) -> Float[Tensor, "batch counted dim"]:
+        """What a head or a pool reads: without the patches that a learned reducer has dropped, as in training."""
+        if self.learned is None or not self.learned.method.drops:
+            return full
+        prefix, left = self.backbone.prefix, short.sizes.shape[1]
+        kept = (short.source < 0).long().argsort(dim=1, stable=True)[:, :left]
+        return torch.cat([full[:, :prefix], take(full[:, prefix:], kept)], dim=1)
 
     def _look_again(
         self, look: SecondLook, tokens: Tokens, hidden: Float[Tensor, "batch tokens dim"], start: int
@@ -298,7 +335,8 @@ class Accelerated(Published):
             cost=self.cost(),
             schedule=self.schedule(self.grid),
             preprocessing=self._published_input(),
-            tuned=public(self.tuned, self.setting),
+            tuned=public(self.tuned, self.setting) if self.learned is None else None,
+            learned="" if self.learned is None else title(self.learned.training.method),
         )
 
     def _published_input(self) -> Preprocessing | None:
@@ -312,7 +350,8 @@ class Accelerated(Published):
         """
         loaded = read_model(name_or_path, config, options)
         require_own_model(loaded.setting, loaded.parts.backbone)
-        return assemble(*loaded)
+        model = assemble(loaded.parts, loaded.setting, loaded.tuned, loaded.original)
+        return model if loaded.learned is None else model.use_learned(loaded.learned)
 
 
 #: The other kinds of accelerated models, which the package lists.

@@ -4,6 +4,7 @@ A folder holds::
 
     config.json               a model type that transformers alone does not know, the class names and the precision
     setting.json              the setting; beside it tune.json, the record of `redi tune`, if there is one
+    reducer.safetensors       the learned reducer, if it has one
     preprocessor_config.json  the input
     README.md                 the model card
     dense/                    the original checkpoint, in the format of its own library
@@ -32,12 +33,14 @@ from redi.deploy.origin import PROCESSOR, Origin
 from redi.deploy.parts import GENERATION, Parts, load_live, take_apart
 from redi.deploy.processor import AcceleratedImageProcessor, stock
 from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
+from redi.learning.files import LearnedFile, load_learned, save_learned
 from redi.records.reading import read_record, write_record
 from redi.records.setting import Setting
 from redi.records.tuning import Tuned
 from redi.runs.distributed import choose_device
 
 CONFIG, SETTING, RECORD, CARD, DENSE = "config.json", "setting.json", "tune.json", "README.md", "dense"
+REDUCER = "reducer.safetensors"
 #: Options of ``from_pretrained`` that say where on the Hub a file is.
 HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 #: Options that transformers adds by itself, or that change nothing here.
@@ -114,9 +117,17 @@ class Loaded(NamedTuple):
     setting: Setting
     tuned: Tuned | None
     original: Origin
+    learned: LearnedFile | None
 
 
-def write_model(folder: Path, dense: Any, class_names: list[str] | None, setting: Setting, facts: Facts) -> None:
+def write_model(
+    folder: Path,
+    dense: Any,
+    class_names: list[str] | None,
+    setting: Setting,
+    facts: Facts,
+    learned: LearnedFile | None = None,
+) -> None:
     """Write all files into a draft, then move them into the folder; ``dense`` is the original model."""
     _require_own(folder)
     if not (isinstance(dense, PreTrainedModel) or dense.config.settings):
@@ -134,8 +145,10 @@ def write_model(folder: Path, dense: Any, class_names: list[str] | None, setting
             setting.save(draft / SETTING)
             if facts.tuned is not None:
                 write_record(draft / RECORD, facts.tuned)
+            if learned is not None:
+                save_learned(draft / REDUCER, learned.method, learned.training, {"learned": learned.training.method})
             (draft / CARD).write_text(model_card(facts), encoding="utf-8")
-            for name in (SETTING, RECORD, CARD, PROCESSOR, DENSE, CONFIG):  # what marks the folder comes last
+            for name in (SETTING, RECORD, REDUCER, CARD, PROCESSOR, DENSE, CONFIG):  # what marks the folder comes last
                 _move(draft / name, folder / name)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
@@ -202,7 +215,7 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
     for name, value in options.items():
         if name not in WITHOUT_EFFECT and value is not None:
             raise ConfigError(f"An accelerated model is loaded as it was saved: from_pretrained() takes no {name}.")
-    own_files = (CONFIG, SETTING, RECORD, PROCESSOR)
+    own_files = (CONFIG, SETTING, RECORD, REDUCER, PROCESSOR)
     dense_files = (f"{DENSE}/{file}" for file in (*FILES, GENERATION))
     folder = checkpoint_folder(name_or_path, files=(*own_files, *dense_files), **hub)
     kind = _kind(folder)
@@ -225,7 +238,8 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
         nn.Module.to(parts.decoder, device, None if kind == AcceleratedLanguageConfig.model_type else precision)
     setting = Setting.load(folder / SETTING)
     tuned = read_record(folder / RECORD, Tuned, "redi tune") if (folder / RECORD).exists() else None
-    return Loaded(parts, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)))
+    learned = load_learned(folder / REDUCER, parts.backbone) if (folder / REDUCER).exists() else None
+    return Loaded(parts, setting, tuned, Origin(*(str(stored.get(name) or "") for name in Origin._fields)), learned)
 
 
 def _require_unchanged(given: Any, stored: dict[str, Any]) -> None:
@@ -264,6 +278,7 @@ class Published(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.setting = setting
+        self.learned: LearnedFile | None = None
 
     @property
     def dense(self) -> nn.Module:
@@ -281,7 +296,7 @@ class Published(nn.Module):
 
     def _write(self, folder: Path, name: str, license_name: str) -> None:
         facts = self.facts(name, license_name)
-        write_model(folder, self.dense, self.backbone.class_names, self.setting, facts)
+        write_model(folder, self.dense, self.backbone.class_names, self.setting, facts, self.learned)
 
     def push_to_hub(
         self,

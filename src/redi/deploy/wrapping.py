@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,15 +11,16 @@ from transformers import PreTrainedModel
 from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.backbone.timm_loading import is_timm, live_timm
-from redi.deploy.identity import require_own_model
 from redi.deploy.model import Accelerated, assemble
 from redi.deploy.parts import Parts, load_live, shared_copy, take_apart
 from redi.deploy.saved import RECORD
 from redi.deploy.second_look import with_second_look
 from redi.errors import BackboneError, ConfigError
+from redi.learning.files import LearnedFile, load_learned, require_fit
 from redi.records.reading import read_record
 from redi.records.setting import Setting
 from redi.records.tuning import Tuned
+from redi.runs.identity import require_own_model
 
 
 def accelerate(
@@ -26,6 +28,7 @@ def accelerate(
     cost: float | None = None,
     setting: Setting | Tuned | str | Path | None = None,
     *,
+    reducer: Any = None,
     task: str | None = None,
     tokens: int | None = None,
     adaptive: bool = False,
@@ -37,6 +40,9 @@ def accelerate(
     changed, and its weights are shared (those of an MAE model are copied). ``cost`` is what the blocks may cost
     relative to dense. ``setting`` is a tuned setting, its file or its record; ``cost`` overrides the setting's own. A
     setting that was tuned for another kind of model is refused.
+
+    ``reducer`` is a file of ``redi learn`` for this model, or what :func:`redi.learn` returned. It replaces our own
+    merging at the given cost.
 
     ``task`` is ``"classify"`` if a head or your own code decides about the whole image, or ``"dense"`` if every patch
     is read and CLS is not. By default it is dense for a model that gives feature maps (next paragraph), else classify.
@@ -82,7 +88,11 @@ def accelerate(
         )
     require_own_model(chosen, parts.backbone)
     faster = assemble(parts, chosen, tuned)
+    if reducer is not None:
+        faster = faster.use_learned(_learned(reducer, parts.backbone))
     if images is not None:
+        if reducer is not None:
+            raise ConfigError("Second looks are set for our own reducer: leave out adaptive or reducer.")
         return with_second_look(faster, images)
     if adaptive and chosen.second_look is None:
         raise ConfigError("adaptive=True needs images=..., unlabelled ones on which it sets the confidence to ask for.")
@@ -97,3 +107,15 @@ def _setting(given: Setting | Tuned | str | Path | None) -> tuple[Setting, Tuned
         return given or Setting(), None
     record = Path(given).with_name(RECORD)
     return Setting.load(given), read_record(record, Tuned, "redi tune") if record.exists() else None
+
+
+def _learned(reducer: Any, backbone: Backbone) -> LearnedFile:
+    """A learned reducer from its file, or from the result of a training."""
+    if isinstance(reducer, str | Path):
+        return load_learned(Path(reducer), backbone)
+    learned = getattr(reducer, "learned", reducer)
+    if not isinstance(learned, LearnedFile):
+        raise ConfigError(f"reducer is a file of `redi learn` or the result of redi.learn(), not {reducer!r}.")
+    require_fit(learned.training, backbone, "The reducer")
+    learned.method.to(backbone.device)
+    return learned

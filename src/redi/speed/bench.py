@@ -16,6 +16,7 @@ from redi.backbone import Backbone, load_backbone
 from redi.budget import Budget
 from redi.checks import require_threads
 from redi.errors import ConfigError
+from redi.learning.files import SUFFIX
 from redi.records.timing import DEFINITIONS, BenchResult
 from redi.reduction import OPERATOR, PROGRESSIVE, REDUCERS
 from redi.runs.distributed import choose_device
@@ -39,7 +40,7 @@ class BenchConfig:
     model_size: str = ""  # tiny, small or base
     head: bool = False  # whether random weights have a classification head
     size: int = 0  # pixels of the input
-    reducers: tuple[str, ...] = ()  # names in REDUCERS, accelerate or accelerate-dense; dense is always there
+    reducers: tuple[str, ...] = ()  # names in REDUCERS, accelerate(-dense), files of redi learn; dense is always there
     batch_sizes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()  # fp32, bf16
     modes: tuple[str, ...] = ()  # eager, compile
@@ -73,7 +74,8 @@ class BenchConfig:
         )
         if plan.model_size:
             _require_known("model size", (plan.model_size,), SIZES)
-        _require_known("reducer", plan.reducers, (*REDUCERS, *accelerated))
+        named = [name for name in plan.reducers if not name.endswith(SUFFIX)]
+        _require_known("reducer", named, (*REDUCERS, *accelerated))
         _require_known("dtype", plan.dtypes, DTYPES)
         _require_known("mode", plan.modes, MODES)
         if not 0 <= plan.cost < 1:

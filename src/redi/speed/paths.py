@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from redi.backbone.families import FAMILIES
 from redi.budget import Budget
 from redi.errors import ConfigError
 from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing
+from redi.learning.files import SUFFIX, load_learned
 from redi.records.setting import Setting
 from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Reducer, Schedule
 from redi.rows import DENSE
@@ -81,7 +83,8 @@ def timed_paths(
 ) -> list[TimedPath]:
     """The dense path, then each reducer. Reducers that need scores also appear with the pass that makes them.
 
-    ``cost`` is the cost of progressive reducers relative to dense; 0 means the cost of the paper's operator.
+    A reducer is a name or a file of ``redi learn``. ``cost`` is the cost of progressive reducers relative to dense; 0
+    means the cost of the paper's operator.
     """
     on, own = backbone.geometry, Extent(budget)
     cost = cost or REDUCERS[OPERATOR].cost(own, on)
@@ -90,7 +93,7 @@ def timed_paths(
         if name in (ACCELERATE, ACCELERATE_DENSE):
             paths.append(accelerated_path(backbone, cost, dense_task=name == ACCELERATE_DENSE))
             continue
-        reducer = _with_random_words(REDUCERS[name], backbone)
+        name, reducer = _named(name, backbone)
         try:
             extent = own if reducer.follows_budget else reducer.extent_for_cost(cost, on)
         except ConfigError as error:
@@ -144,6 +147,14 @@ def accelerated_path(backbone: Backbone, cost: float, dense_task: bool = False) 
 
     left = on.prefix + reducer.tokens_left(extent, on)
     return TimedPath(row, False, forward, reducer.cost(extent, on, prefix_only), left, extent.schedule)
+
+
+def _named(name: str, backbone: Backbone) -> tuple[str, Reducer]:
+    """The row name and the reducer of a name in the tables or of a file."""
+    if name.endswith(SUFFIX):
+        learned = load_learned(Path(name), backbone)
+        return learned.training.method, learned.method.reducer()
+    return name, _with_random_words(REDUCERS[name], backbone)
 
 
 def _with_random_words(reducer: Reducer, backbone: Backbone) -> Reducer:

@@ -18,8 +18,11 @@ from redi.runs.passes import Outcome, Pass
 IMAGES = 64
 
 
-def strength_curve(run: Run, planned: bool, name: str, reducer: Adaptive) -> Curve:
-    """Measure a reducer, or load what was measured. For a plan, which may not compute, guess if nothing is stored."""
+def strength_curve(run: Run, planned: bool, digests: Mapping[str, str], name: str, reducer: Adaptive) -> Curve:
+    """Measure a reducer, or load what was measured. For a plan, which may not compute, guess if nothing is stored.
+
+    ``digests`` are those of the files that reducers come from.
+    """
     on = run.backbone.geometry
     images = range(0, len(run.training.labels), -(-len(run.training.labels) // IMAGES))
     key = run.key(
@@ -27,6 +30,7 @@ def strength_curve(run: Run, planned: bool, name: str, reducer: Adaptive) -> Cur
         "train",
         images=len(images),
         thresholds=[list(map(str, reducer.thresholds(on.depth, strength))) for strength in STRENGTHS],
+        **({"learned": digests[name]} if name in digests else {}),
     )
     artefact = f"adaptive/{name}"
     if not run.ranks.share(lambda: run.current(artefact, key)):
