@@ -12,58 +12,55 @@ from torch import Tensor, nn
 
 from families import CHECKPOINTS, make_model, save_checkpoint
 from redi.deploy import accelerate
-from redi.deploy.export import INPUT, export, onnx_libraries
+from redi.deploy.engines import ENGINES, Run, onnx_libraries
+from redi.deploy.export import export
 from redi.deploy.onnx_speed import measure_export, original
 from redi.errors import ConfigError, ExportError
 from redi.records.timing import read_bench, write_bench
 from redi.report.bench import print_bench
 
 
-def run(file: Path, **inputs: Tensor) -> list[Tensor]:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-    return [torch.from_numpy(value) for value in outputs]
-
-
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_onnxruntime_computes_what_pytorch_computes(name: str, tmp_path: Path) -> None:
+def test_every_engine_computes_what_pytorch_computes(name: str, tmp_path: Path) -> None:
     given = save_checkpoint(name, tmp_path / "timm") if "timm" in name else make_model(name)
     model = accelerate(given, cost=0.7)
     file = tmp_path / "model.onnx"
     pixels, others = torch.randn(2, 2, 3, 40, 64)
     written = export(model, file, pixels)
     assert (written.file, written.inputs, written.bytes) == (file, (2, 3, 40, 64), file.stat().st_size)
-    assert written.difference < 1e-4
-    with torch.no_grad():
-        expected = model(others)
-    assert written.outputs == tuple(expected.keys())
-    for output, (_, wanted) in zip(run(file, **{INPUT: others}), expected.items(), strict=True):
-        assert (output - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert list(written.differences) == ["onnxruntime", "openvino"]
+    assert max(written.differences.values()) < 1e-4
+    constant = torch.tensor([0.7, -1.3]).view(2, 1, 1, 1).expand_as(others)  # every patch is like every other
+    for load in ENGINES.values():
+        run = load(file)
+        for images in (others, constant):
+            with torch.no_grad():
+                expected = model(images)
+            assert written.outputs == tuple(expected.keys())
+            for output, wanted in zip(run(images), expected.values(), strict=True):
+                assert (output - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert not list(tmp_path.glob(".*")), "the draft is gone"
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_file_that_computes_something_else_does_not_replace_an_older_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnxruntime: Any = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession
+    load = ENGINES[engine]
 
-    class Wrong:
-        """A runtime whose first output is off by a tenth of its largest number."""
+    def wrong(draft: Path) -> Run:
+        """An engine whose first output is off by a tenth of its largest number, on blank images alone."""
 
-        def __init__(self, draft: Path, **options: Any) -> None:
-            assert draft.stat().st_size > 10_000
-            self.session = session(draft, **options)
+        def run(pixels: Tensor) -> list[Tensor]:
+            first, *rest = load(draft)(pixels)
+            return [first + (0.0 if pixels.any() else 0.1) * first.abs().max(), *rest]
 
-        def run(self, *args: Any) -> Any:
-            first, *rest = self.session.run(*args)
-            return [first + 0.1 * abs(first).max(), *rest]
+        return run
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Wrong)
+    monkeypatch.setitem(ENGINES, engine, wrong)
     file = tmp_path / "model.onnx"
     file.write_text("written before")
-    with pytest.raises(ExportError, match=r"^onnxruntime's outputs differ .* 0\.1 .*written\.$"):
+    with pytest.raises(ExportError, match=rf"^The outputs of {engine} differ .* 0\.1 .*written\.$"):
         export(accelerate(make_model("vit_head"), cost=0.7), file, torch.randn(1, 3, 48, 48))
     assert list(tmp_path.iterdir()) == [file], "no draft is left"
     assert file.read_text() == "written before"
@@ -94,7 +91,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path, monkeypatch
 
 
 class Sorts(nn.Module):
-    """Every way in which the reducers sort."""
+    """Every way in which the reducers sort and choose."""
 
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
         down = values.sort(dim=1, descending=True, stable=True)
@@ -103,11 +100,15 @@ class Sorts(nn.Module):
             values.argsort(dim=-1, descending=True, stable=True),
             down.values,
             values.sort(dim=0, stable=True).indices,
+            values.long().argsort(dim=1, descending=True, stable=True),
+            values.argmax(dim=1),
+            *values.max(dim=1),
+            *values.min(dim=1),
         )
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own internals
-def test_sorting_is_stable_in_onnx_too(tmp_path: Path) -> None:
+def test_of_equal_values_the_first_comes_first_in_every_engine(tmp_path: Path) -> None:
     _, sort = onnx_libraries()
     values = torch.randint(0, 3, (4, 60)).float()
     program = torch.onnx.export(
@@ -121,8 +122,9 @@ def test_sorting_is_stable_in_onnx_too(tmp_path: Path) -> None:
     assert program is not None
     program.save(tmp_path / "sorts.onnx")
     for given in (values, torch.zeros(4, 60), torch.randint(0, 3, (4, 60)).float()):
-        outputs = run(tmp_path / "sorts.onnx", values=given)
-        assert all(map(torch.equal, outputs, Sorts()(given)))
+        for load in ENGINES.values():
+            outputs = load(tmp_path / "sorts.onnx")(given)
+            assert all(torch.equal(output, wanted) for output, wanted in zip(outputs, Sorts()(given), strict=True))
 
 
 def test_the_speed_is_the_median_of_ratios_of_calls_in_turn(tmp_path: Path) -> None:

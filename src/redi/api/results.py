@@ -340,7 +340,10 @@ class ExportResult(Shown):
             ["Input", "pixel_values " + "x".join(map(str, exported.inputs))],
             ["Outputs", ", ".join(exported.outputs)],
             ["Cost relative to dense", f"{self.model.cost():.3f}"],
-            ["Difference from PyTorch", f"{exported.difference:.1g} of the largest output"],
+            *(
+                [f"Difference of {name} from PyTorch", f"{share:.1g} of the largest output"]
+                for name, share in exported.differences.items()
+            ),
         ]
         return [Sheet("ONNX export", ("", "Value"), rows, [])]
 

@@ -83,7 +83,7 @@ def tune(
 def export(
     backbone: options.Checkpoint,
     image: Annotated[
-        Path | None, option(DATA, "A picture to compare PyTorch and onnxruntime on.", default="generated scenes")
+        Path | None, option(DATA, "A picture to compare PyTorch and the engines on.", default="generated scenes")
     ] = None,
     size: OwnSize = None,
     setting: Annotated[Path | None, option(METHOD, "A setting.json of `redi tune`.")] = None,
@@ -101,7 +101,7 @@ def export(
         Path, option(OUTPUT, "The ONNX file; --measure writes its record beside it.", default="model.onnx")
     ] = Path("model.onnx"),
 ) -> None:
-    """Write the accelerated model as ONNX with fixed shapes, and compare onnxruntime with PyTorch.
+    """Write the accelerated model as ONNX with fixed shapes, and compare every installed engine with PyTorch.
 
     Examples: `redi export google/vit-base-patch16-224 --setting tuned/setting.json --batch-size 8`, `redi export
     google/vit-base-patch16-224 --cost 0.65 --batch-size 8 --measure --threads 1`
@@ -119,7 +119,8 @@ def export(
         f"written: {exported.file} ({exported.bytes / 1e6:.1f} MB), pixel_values {shape} -> "
         f"{', '.join(exported.outputs)}, cost {result.model.cost():.3f}"
     )
-    echo(f"onnxruntime differs from PyTorch by {exported.difference:.1g} of the largest output")
+    for name, share in exported.differences.items():
+        echo(f"{name} differs from PyTorch by {share:.1g} of the largest output")
     if measure:
         with interruptible(f"stopped; {out} is written, its speed was not measured."):
             speed = result.measure(out.with_suffix(".json"), repeats=repeats, threads=threads)

@@ -2,16 +2,16 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from redi.deploy.engines import Run, installed, onnx_libraries
 from redi.deploy.model import Accelerated
 from redi.errors import ConfigError, ExportError
 
@@ -27,18 +27,19 @@ class Exported:
     file: Path
     inputs: tuple[int, ...]
     outputs: tuple[str, ...]
-    difference: float  # the largest from PyTorch, relative to the largest output
+    differences: dict[str, float]  # per engine, the largest from PyTorch, relative to the largest output
     bytes: int
 
 
 @torch.no_grad()
 def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch channels height width"]) -> Exported:
-    """Write ``model`` for inputs of the shape of ``pixels``, run it in onnxruntime and compare.
+    """Write ``model`` for inputs of the shape of ``pixels``, run it in every engine that is installed and compare.
 
     ``pixels`` should be real images, normalised: the tokens of noise are nearly equal, so rounding may change which
-    ones are merged. The file is written only if the outputs agree.
+    ones are merged. A blank image, whose patches are all equal, is compared too. The file is written only if the
+    outputs agree in all engines (:mod:`redi.deploy.engines`).
     """
-    runtime, sort = onnx_libraries()
+    _, sort = onnx_libraries()
     file = Path(file)
     if not file.parent.is_dir() or file.is_dir():
         raise ConfigError(f"{file} must be a file in a folder that exists.")
@@ -52,7 +53,7 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
     if not all(isinstance(value, Tensor) for value in output.values()):
         raise ConfigError("A backbone with feature maps cannot be exported: export the encoder or the whole model.")
     named = _Named(model, tuple(output.keys())).eval()
-    expected = named(pixels)
+    expected = [(given, named(given)) for given in (pixels, torch.zeros_like(pixels))]
     draft = file.with_name(f".{file.name}.draft")
     try:
         with _quiet_exporter():
@@ -67,14 +68,13 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
             )
             assert program is not None
             program.save(draft, external_data=False)
-        session = runtime.InferenceSession(draft, providers=["CPUExecutionProvider"])
-        outputs = session.run(None, {INPUT: pixels.cpu().numpy()})
-        difference = torch.tensor(list(map(_difference, outputs, expected))).max().item()  # max keeps nan
-        if not difference <= TOLERANCE:
-            raise ExportError(
-                f"onnxruntime's outputs differ from PyTorch's by {difference:.1g} of the largest output, more than "
-                f"{TOLERANCE:g}: nothing was written."
-            )
+        differences = {name: _difference(load(draft), expected) for name, load in installed().items()}
+        for name, difference in differences.items():
+            if not difference <= TOLERANCE:
+                raise ExportError(
+                    f"The outputs of {name} differ from PyTorch's by {difference:.1g} of the largest output, more than "
+                    f"{TOLERANCE:g}: nothing was written."
+                )
         draft.replace(file)
     except ExportError:
         raise
@@ -85,7 +85,7 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
         raise ExportError(f"The export failed ({type(error).__name__}): {message[:200]}") from error
     finally:
         draft.unlink(missing_ok=True)
-    return Exported(file, tuple(pixels.shape), named.names, difference, file.stat().st_size)
+    return Exported(file, tuple(pixels.shape), named.names, differences, file.stat().st_size)
 
 
 @contextmanager
@@ -114,28 +114,12 @@ class _Named(nn.Module):
         return tuple(output[name] for name in self.names)
 
 
-def _difference(output: Any, expected: Tensor) -> float:
-    expected = expected.float().cpu()
-    scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return float((torch.from_numpy(output).float() - expected).abs().max() / scale)
-
-
-def onnx_libraries() -> tuple[Any, Any]:
-    """Return (onnxruntime, a stable sort), because torch's exporter lacks a stable sort.
-
-    The sort is ONNX's TopK of all entries, which puts the lower index first if two are equal.
-    """
-    try:
-        import onnxruntime
-        from onnxscript import opset18
-    except ImportError:
-        raise ConfigError("ONNX needs onnx, onnxruntime and onnxscript: pip install 'redi-vit[onnx]'.") from None
-
-    op: Any = opset18
-
-    def sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-        assert stable
-        count = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
-        return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
-
-    return onnxruntime, sort
+def _difference(run: Run, expected: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> float:
+    """The largest difference over inputs and outputs, relative to the largest value of an output; it keeps nan."""
+    each = []
+    for given, outputs in expected:
+        for output, wanted in zip(run(given), outputs, strict=True):
+            wanted = wanted.float().cpu()
+            scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+            each.append((output.float() - wanted).abs().max() / scale)
+    return torch.stack(each).max().item()

@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from redi.deploy.export import INPUT, export, onnx_libraries
+from redi.deploy.engines import in_onnxruntime, onnx_libraries
+from redi.deploy.export import export
 from redi.deploy.model import Accelerated
 from redi.records.setting import Setting
 from redi.records.timing import DEFINITIONS, BenchResult
 from redi.rows import DENSE
 from redi.runs.environment import environment
 from redi.runs.progress import say
-from redi.speed.measure import Call, Clock, Group, affordable, interleave, once, timing
+from redi.speed.measure import Clock, Group, affordable, interleave, once, timing
 from redi.speed.paths import TimedPath
 
 ACCELERATED = "accelerated"
@@ -45,7 +46,9 @@ def measure_export(
     with TemporaryDirectory() as place:
         say("exporting the original model, to compare with")
         dense = export(original(model), Path(place) / "dense.onnx", pixels).file
-        calls = {row: _call(path, pixels, threads) for row, path in ((DENSE, dense), (ACCELERATED, file))}
+        calls = {
+            row: partial(in_onnxruntime(path, threads), pixels) for row, path in ((DENSE, dense), (ACCELERATED, file))
+        }
     for call in calls.values():
         once(call, clock)
     count = affordable(repeats, LIMIT, [once(call, clock) for call in calls.values()])
@@ -72,14 +75,6 @@ def original(model: Accelerated) -> Accelerated:
     dense = Accelerated(model.backbone, Setting(cost=1.0))
     dense.prefix_only = False
     return dense
-
-
-def _call(file: Path, pixels: Tensor, threads: int) -> Call:
-    runtime, _ = onnx_libraries()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return partial(session.run, None, {INPUT: pixels.cpu().numpy()})
 
 
 def _environment(model: Accelerated, name: str, threads: int, size: int) -> dict[str, Any]:
