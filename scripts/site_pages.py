@@ -84,8 +84,9 @@ def _api() -> str:
     """The public names of redi, by module, read from the imports that it declares for type checkers."""
     tree = ast.parse((ROOT / "src/redi/__init__.py").read_text(encoding="utf-8"))
     lines = [API]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("redi."):
+    declared = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    for node in declared:
+        if isinstance(node, ast.ImportFrom) and node.module:
             lines.append(f"## {node.module}\n")
             names = sorted((alias.name for alias in node.names), key=lambda name: name[0].isupper())  # functions first
             lines += [f"::: {node.module}.{name}\n" for name in names]

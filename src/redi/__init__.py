@@ -12,7 +12,7 @@ Importing ``redi`` loads neither torch nor transformers; the public names load t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from redi._version import __version__
 
 #: Public names of each module. The modules are public too (``redi.score.minmax``).
 _NAMES = {

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from redi import __version__
+from redi._version import __version__
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, option

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
-from redi import __version__
+from redi._version import __version__
 from redi.errors import ArtifactError
 
 Key = Mapping[str, Any]

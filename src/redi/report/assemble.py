@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from redi import __version__
+from redi._version import __version__
 
 
 def assemble(template: str, styles: Sequence[str], scripts: Sequence[str], slots: Mapping[str, str]) -> bytes:

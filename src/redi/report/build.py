@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from redi import __version__
+from redi._version import __version__
 from redi.records import artifacts
 from redi.records.audit import FILE as AUDIT_FILE
 from redi.records.comparison import earlier_bundle

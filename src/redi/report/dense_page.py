@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redi import __version__
+from redi._version import __version__
 from redi.images.jpeg import to_jpeg
 from redi.images.scenes import to_png
 from redi.records import artifacts

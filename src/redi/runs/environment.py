@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 import transformers
 
-from redi import __version__
+from redi._version import __version__
 from redi.checks import require_threads
 from redi.records.results import Environment
 
