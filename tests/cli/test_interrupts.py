@@ -103,6 +103,19 @@ def test_ctrl_c_ends_the_process_even_where_it_is_swallowed(place: str, grace: i
     assert done.returncode == 130
 
 
+def test_ctrl_c_stays_ignored_where_the_shell_ignores_it() -> None:
+    """As in a background job or under nohup: such a process goes on to its end."""
+    code = "import signal; from redi.__main__ import main; main(lambda: signal.raise_signal(signal.SIGINT))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", ["report", "export", "compare", "tune"])
 def test_ctrl_c_while_a_command_imports_is_one_line(command: str, finished: Path, small_data: Path) -> None:
     target = str(small_data / "head" if command in ("export", "tune") else finished)

@@ -49,7 +49,9 @@ def views(images: Pictures) -> ViewDataset:
 
 @pytest.fixture(autouse=True)
 def handlers_kept() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the shell ignores it, as in a background job; afterwards all is as it was."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -149,6 +151,16 @@ def test_ctrl_c_while_workers_fork_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(views(Pictures()).batches(PLAN, workers=2))
     assert not forking
+
+
+def test_ctrl_c_stays_ignored_where_the_shell_ignores_it() -> None:
+    """As in a background job or under nohup, which a Ctrl-C at the terminal is not meant for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    batches = views(Pictures()).batches(PLAN, workers=2)
+    next(batches)
+    signal.raise_signal(signal.SIGINT)
+    assert len(list(batches)) == len(PLAN) - 1
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_workers_leave_ctrl_c_to_the_main_process() -> None:
