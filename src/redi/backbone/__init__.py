@@ -1,5 +1,8 @@
 """Frozen Vision Transformers behind one interface: embed -> encode (blocks) -> final norm -> classify."""
 
+from redi.backbone import libraries  # noqa: F401  # before the others: it says why transformers cannot be imported
+
+# isort: split
 from redi.backbone.classifier import Classifier
 from redi.backbone.loading import load_backbone
 from redi.backbone.model import Backbone

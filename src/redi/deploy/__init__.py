@@ -5,6 +5,9 @@ tolerance, and ``export`` writes ONNX. Importing this package teaches transforme
 saved accelerated models.
 """
 
+from redi.backbone import libraries  # noqa: F401  # before transformers: it says why that cannot be imported
+
+# isort: split
 from transformers import (
     AutoBackbone,
     AutoConfig,
