@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import floor, isfinite
 
+from redi.checks import require_types
 from redi.errors import InvalidInput
 from redi.grid import Grid
 
@@ -20,13 +21,14 @@ class Budget:
     spatial: float = 0.30  # weight of spatial proximity when a merge destination is chosen
 
     def __post_init__(self) -> None:
+        require_types(self, InvalidInput)
         if not (0 <= self.keep <= 1 and 0 <= self.merge <= 1):
             raise InvalidInput(f"keep and merge must be fractions from 0 to 1, not {self.keep} and {self.merge}.")
         if self.keep + self.merge > 1 + SLACK:
             raise InvalidInput(f"keep + merge must be at most 1, but is {self.keep} + {self.merge}.")
         if self.keep == 0 and self.merge > 0:
             raise InvalidInput("keep=0 leaves no patch to merge into: raise keep or set merge=0.")
-        if not isinstance(self.cells, int) or self.cells < 1:
+        if self.cells < 1:
             raise InvalidInput(f"cells must be a positive integer, not {self.cells}.")
         if not isfinite(self.spatial):
             raise InvalidInput(f"spatial must be a finite number, not {self.spatial}.")

@@ -4,13 +4,33 @@ They read tensor values, so they synchronise with the device and cannot be trace
 wrappers, never in the tensor cores that are compiled or exported.
 """
 
+import reprlib
+from dataclasses import fields
+from types import NoneType
+from typing import Any, get_args
+
 import torch
 from torch import Tensor
 
-from redi.errors import ConfigError, InvalidInput
+from redi.errors import ConfigError, InvalidInput, RediError
 
 #: The system refuses to start a much larger number of threads, and torch then ends the process.
 MOST_THREADS = 1024
+
+
+def require_type(value: object, kind: Any, name: str, error: type[RediError] = ConfigError) -> None:
+    """Require a value of a class, or of one of several (``float | None``). True is no number, 1 is a float too."""
+    kinds = get_args(kind) or (kind,)
+    allowed = (*kinds, int) if float in kinds else kinds
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):  # True is an int in Python
+        names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+        raise error(f"{name} must be of type {names}, not {' '.join(reprlib.repr(value).split())}.")
+
+
+def require_types(record: Any, error: type[RediError] = ConfigError) -> None:
+    """Require that every field of a dataclass holds what it declares."""
+    for entry in fields(record):
+        require_type(getattr(record, entry.name), entry.type, entry.name, error)
 
 
 def require_finite(values: Tensor, name: str) -> None:

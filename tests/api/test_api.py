@@ -1,9 +1,12 @@
 """The functions of Python behind the commands, and how their results show themselves."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from matplotlib.figure import Figure
 import redi
 from families import make_model
 from redi.api.results import Shown
-from redi.errors import ConfigError
+from redi.errors import ConfigError, RediError
 from redi.images import load_image
 from small_run import small_config
 
@@ -121,3 +124,53 @@ def test_mistakes_are_one_line(call: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+#: Values of every type that an argument could have by mistake.
+WRONG = ("a", [1], {"a": 1}, (0.5,), 1j, b"x", object(), torch.ones(2), float("nan"), True, -1, 1.5)
+
+
+def keyword(function: Callable[..., object], name: str, *others: object) -> Callable[[Any], object]:
+    """A call of the function that gives a value by this name."""
+    return lambda value: function(*others, **{name: value})
+
+
+def small_accelerate(**arguments: Any) -> object:
+    return redi.accelerate(make_model("vit_head"), **arguments)
+
+
+TUNED = (
+    "max_drop min_agreement cost calibration check class_map size resize task batch_size repeats device workers threads"
+)
+ACCELERATED = "cost setting reducer task tokens adaptive images"
+EXPORTED = "cost setting reducer size batch_size image"
+#: Calls by what they give. A text names a file that is not there.
+CALLS: dict[str, Callable[[Any], object]] = {
+    "accelerate(model)": redi.accelerate,
+    **{f"accelerate({name}=)": keyword(small_accelerate, name) for name in ACCELERATED.split()},
+    "load_backbone(name)": redi.load_backbone,
+    "load_backbone(revision=)": keyword(redi.load_backbone, "revision", "owner/model"),
+    "tune(model)": lambda value: redi.tune(value, "nowhere"),
+    "tune(images)": lambda value: redi.tune("nowhere", value),
+    **{f"tune({name}=)": keyword(redi.tune, name, "nowhere", "nowhere") for name in TUNED.split()},
+    "export(model)": redi.export,
+    **{f"export({name}=)": keyword(redi.export, name, "nowhere") for name in EXPORTED.split()},
+    **{f"Setting({entry.name}=)": keyword(redi.Setting, entry.name) for entry in fields(redi.Setting)},
+    **{f"Budget({entry.name}=)": keyword(redi.Budget, entry.name) for entry in fields(redi.Budget)},
+}
+#: Of these values, those that are right.
+RIGHT = {"Setting(outside=)": ("a",), "Setting(protection=)": (1.5,), "Budget(spatial=)": (-1, 1.5)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.usefixtures("unchecked")
+def test_an_argument_of_a_wrong_type_is_one_line(call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        if any(type(value) is type(right) and value == right for right in RIGHT.get(call, ())):
+            CALLS[call](value)
+            continue
+        with pytest.raises(RediError) as caught:
+            CALLS[call](value)
+        assert "\n" not in str(caught.value), value
+    assert not any(tmp_path.iterdir())

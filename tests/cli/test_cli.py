@@ -104,6 +104,7 @@ def test_a_users_mistake_is_one_line_and_a_failure() -> None:
             "redi: resize must be one of nearest",
         ),
         (("compare", "nowhere"), "redi: nowhere is not a run folder: it has no run.json of ours."),
+        (("accelerate", "b"), "redi: accelerate is a function of Python, redi.accelerate(MODEL, cost=0.65), not a"),
         (("report", "nowhere"), "redi: nowhere is not a run folder"),
         (("audit", "nowhere"), "redi: nowhere is not a run folder"),
         (("audit", "nowhere", "--top", "0"), "redi: --top must be at least 1, not 0."),

@@ -10,7 +10,8 @@ from families import make_model
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export
 from redi.deploy.second_look import look_costs
-from redi.errors import ConfigError
+from redi.errors import ConfigError, CorpusError
+from redi.images import open_pictures
 from redi.records.setting import SecondLook
 from redi.reduction.schedule import Shape
 
@@ -41,6 +42,18 @@ def test_an_unsure_image_gets_the_dense_answer_and_a_sure_one_that_of_the_first_
     assert not torch.allclose(first_logits[~sure], dense_logits[~sure], atol=1e-4)
     alone = torch.cat([adaptive(image[None]).logits for image in pixels])
     torch.testing.assert_close(alone, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_folder_of_images_sets_the_confidence_as_its_pixels_do(small_data: Path) -> None:
+    folder = small_data / "val"
+    model = accelerate(make_model("vit_head"), setting=SETTING, adaptive=True, images=folder)
+    pictures = open_pictures(str(folder))
+    preprocessing = model.backbone.preprocessing
+    pixels = torch.stack([preprocessing(pictures.load(index)) for index in range(len(pictures.labels))])
+    by_hand = accelerate(make_model("vit_head"), setting=SETTING, adaptive=True, images=pixels)
+    assert model.setting == by_hand.setting
+    with pytest.raises(CorpusError, match=r"^There is no folder nowhere; pass a folder of images, or "):
+        accelerate(make_model("vit_head"), setting=SETTING, adaptive=True, images="nowhere")
 
 
 def test_the_budget_is_a_mean_over_the_images_that_the_confidence_was_set_on() -> None:

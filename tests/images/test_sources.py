@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from redi.errors import CorpusError, ImageError
-from redi.images import FolderImages, open_images, relabel
+from redi.images import FolderImages, open_images, open_pictures, relabel
 from redi.images.decode import MAX_BYTES
 from redi.images.labelled import describe_left_out
 
@@ -49,6 +49,48 @@ def test_fingerprint_changes_with_names_classes_and_sizes(tmp_path: Path) -> Non
     changed = FolderImages(root).fingerprint()
     (root / "c").mkdir()
     assert len({before, changed, FolderImages(root).fingerprint()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "address", "labelled", "unlabelled"),
+    [
+        (
+            ["1.png"],
+            "root",
+            "^The images in .*root lie in no folder of a class: the class of an image is the name of its folder, as in "
+            ".*root/<class>/<image>.$",
+            "",
+        ),
+        (
+            [],
+            "root",
+            "in .*root: pass a folder with one folder per class",
+            "root: pass a folder of images, or a folder",
+        ),
+        (["a/picture"], "root", "the name of no file in it ends as that of an image", "of no file in it ends as that"),
+        (["picture"], "root", "the name of no file in it ends as that of an image", "of no file in it ends as that"),
+        (["1.parquet"], "root", "parquet files are read by `datasets`", "parquet files are read by `datasets`"),
+        (["1.parquet"], "root/1.parquet", "parquet files are read by `datasets`", "parquet files are read by"),
+        (["1.png"], "root/1.png", "1.png is a file; pass a folder with", "1.png is a file; pass a folder of images"),
+        ([], "nowhere", "There is no folder .*nowhere; pass a folder with", "nowhere; pass a folder of images, or"),
+        (["1.png", "notes.json"], "root", "lie in no folder of a class", ""),
+    ],
+)
+def test_what_is_no_data_set_is_one_line_that_says_what_to_pass(
+    files: list[str], address: str, labelled: str, unlabelled: str, tmp_path: Path
+) -> None:
+    """Where classes are needed and, in ``unlabelled``, where they are not; empty where it is read."""
+    (tmp_path / "root").mkdir()
+    for file in files:
+        (tmp_path / "root" / file).parent.mkdir(exist_ok=True)
+        (tmp_path / "root" / file).write_bytes(picture())
+    for open_them, message in ((open_images, labelled), (open_pictures, unlabelled)):
+        if message:
+            with pytest.raises(CorpusError, match=message) as caught:
+                open_them(str(tmp_path / address))
+            assert "\n" not in str(caught.value)
+        else:
+            assert len(open_them(str(tmp_path / address)).labels) == 1
 
 
 def test_a_limit_takes_the_first_images_of_each_class_and_is_a_data_set_of_its_own(tmp_path: Path) -> None:

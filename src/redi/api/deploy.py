@@ -9,7 +9,7 @@ from redi.api.models import live_backbone, model_name
 from redi.api.results import ExportResult, SpeedResult, TuneResult
 from redi.api.settings import configured
 from redi.backbone.own_input import load_with_own_input
-from redi.checks import require_threads
+from redi.checks import require_threads, require_type
 from redi.demo.examples import example_pixels
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export as write_onnx
@@ -32,6 +32,8 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
     list), ``calibration``, ``check``, ``class_map``, ``size``, ``resize``, ``batch_size``, ``repeats``, ``device``,
     ``workers`` and ``threads``.
     """
+    require_type(images, str | Path, "images")
+    require_type(out, str | Path | None, "out")
     name = model_name(model)
     names = {"cost": "costs", "batch_size": "batch"}
     config = configured(TuneConfig, settings, names, backbone=name, images=str(images)).checked()
@@ -68,6 +70,10 @@ def export(
     ``cost`` relative to dense, with a tuned ``setting`` or a learned ``reducer``. ``size`` is the side of the input in
     pixels. Both runtimes see ``image``, or generated scenes.
     """
+    require_type(out, str | Path, "out")
+    require_type(size, int | None, "size")
+    require_type(batch_size, int, "batch_size")
+    require_type(image, str | Path | None, "image")
     file, name = Path(out), model_name(model)
     require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
     if batch_size < 1:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from redi.checks import require_type
 from redi.errors import ConfigError
 from redi.runs.config import RunConfig, overlay, read_config
 
@@ -56,13 +57,6 @@ def configured(kind: type[T], settings: Mapping[str, Any], names: Mapping[str, s
         expected = (*get_args(types[entry.name]), types[entry.name])[0]
         given = tuple(value) if several and isinstance(value, list | tuple) else (value,)
         for one in given:
-            if not _fits(one, expected):
-                raise ConfigError(f"{name} must be of type {expected.__name__}, not {one!r}.")
+            require_type(one, expected, name)
         values[entry.name] = given if several else value
     return kind(**fixed, **values)
-
-
-def _fits(value: object, kind: type) -> bool:
-    if isinstance(value, bool):  # which is an int in Python
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)

@@ -19,6 +19,7 @@ from redi.backbone.inputs import processor_input
 from redi.backbone.model import Backbone
 from redi.backbone.sizes import require_sizes
 from redi.backbone.timm_loading import PREFIX, load_timm
+from redi.checks import require_type
 from redi.errors import BackboneError, one_line
 
 #: How the model types that :mod:`redi.deploy` writes begin.
@@ -33,6 +34,8 @@ def load_backbone(name_or_path: str | Path, revision: str | None = None) -> Back
     :data:`redi.backbone.families.FAMILIES`. With the prefix ``timm:`` it is a timm name, such as
     ``timm:deit3_base_patch16_224.fb_in1k``, or a folder in timm's format.
     """
+    require_type(name_or_path, str | Path, "name_or_path", BackboneError)
+    require_type(revision, str | None, "revision", BackboneError)
     folder = checkpoint_folder(name_or_path, revision)
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")

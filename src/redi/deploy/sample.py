@@ -4,19 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from redi.backbone import Backbone
 from redi.deploy.readout import Pixels
 from redi.errors import ConfigError, CorpusError
-from redi.images import LabelledImages
+from redi.images import LabelledImages, open_pictures
 from redi.images.classes import head_classes
 from redi.images.labelled import describe_left_out
 from redi.images.loader import ViewDataset
 from redi.records.tuning import FEWEST
 from redi.runs.pictures import decode
 from redi.runs.progress import say
+
+#: Images that are loaded where some unlabelled ones are asked for.
+SOME = 192
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,16 @@ def load_sample(
         if backbone.head is None:
             labels = _usable_labels(labels, *parts)
     return Sample(*(Part(pixels[part], None if labels is None else labels[part]) for part in parts))
+
+
+def normalised_images(where: str, backbone: Backbone) -> Float[Tensor, "images channels height width"]:
+    """Some images of a data set, spread evenly over it, as the input of the backbone."""
+    images = open_pictures(where)
+    total = len(images.labels)
+    count = min(SOME, total)
+    chosen = [position * total // count for position in range(count)]
+    pixels, _ = decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, 0)
+    return backbone.preprocessing.normalise(pixels)
 
 
 def _usable_labels(

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.backbone.timm_loading import is_timm, live_timm
+from redi.checks import require_type
 from redi.deploy.model import Accelerated, assemble
 from redi.deploy.parts import Parts, load_live, shared_copy, take_apart
+from redi.deploy.sample import normalised_images
 from redi.deploy.saved import RECORD
 from redi.deploy.second_look import with_second_look
 from redi.errors import BackboneError, ConfigError
@@ -32,7 +34,7 @@ def accelerate(
     task: str | None = None,
     tokens: int | None = None,
     adaptive: bool = False,
-    images: Float[Tensor, "images channels height width"] | None = None,
+    images: Float[Tensor, "images channels height width"] | str | Path | None = None,
 ) -> Accelerated:
     """Make a faster module with the same call, e.g. ``accelerate(model, cost=0.65)``.
 
@@ -57,9 +59,16 @@ def accelerate(
     number; prompts then come from :meth:`redi.deploy.AcceleratedLanguageModel.processor`.
 
     With ``adaptive``, images that the fast model is not sure of get the dense model's answer, and ``cost`` is a mean
-    over images. ``images`` are some unlabelled ones like those to come, normalised as the model's input; they set the
-    confidence that is asked for (see :func:`redi.deploy.second_look.with_second_look`).
+    over images. ``images`` are some unlabelled ones like those to come: a folder or another address of ``redi tune``,
+    or pixels that are normalised as the model's input. They set the confidence that is asked for (see
+    :func:`redi.deploy.second_look.with_second_look`).
     """
+    require_type(cost, float | None, "cost")
+    require_type(setting, Setting | Tuned | str | Path | None, "setting")
+    require_type(task, str | None, "task")
+    require_type(tokens, int | None, "tokens")
+    require_type(adaptive, bool, "adaptive")
+    require_type(images, Tensor | str | Path | None, "images")
     if images is not None and not adaptive:
         raise ConfigError("images are for adaptive=True, which sets a confidence on them.")
     chosen, tuned = _setting(setting)
@@ -93,9 +102,13 @@ def accelerate(
     if images is not None:
         if reducer is not None:
             raise ConfigError("Second looks are set for our own reducer: leave out adaptive or reducer.")
+        if isinstance(images, str | Path):
+            images = normalised_images(str(images), faster.backbone)
         return with_second_look(faster, images)
     if adaptive and chosen.second_look is None:
-        raise ConfigError("adaptive=True needs images=..., unlabelled ones on which it sets the confidence to ask for.")
+        raise ConfigError(
+            "adaptive=True needs images=..., a folder of unlabelled ones on which it sets the confidence to ask for."
+        )
     return faster
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from redi.checks import require_types
 from redi.cost import Geometry
 from redi.errors import ArtifactError, ConfigError
 from redi.records.reading import read_record, write_record
@@ -68,6 +69,7 @@ class Setting:
     tokens: int = 0  # merged patches that a language model reads, instead of the full grid; they decide, not ``cost``
 
     def __post_init__(self) -> None:
+        require_types(self)
         if not 0 < self.cost <= 1:
             raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {self.cost:g}.")
         if not (isfinite(self.protection) and self.protection >= 0):
@@ -78,8 +80,8 @@ class Setting:
             raise ConfigError(f"Relevance is one of {', '.join(RELEVANCES)}, not {self.relevance!r}.")
         if self.restore not in RESTORES:
             raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
-        if type(self.tokens) is not int or self.tokens < 0:
-            raise ConfigError(f"The number of tokens must be 0 (the full grid) or a whole number, not {self.tokens!r}.")
+        if self.tokens < 0:
+            raise ConfigError(f"The number of tokens must be 0 (the full grid) or a whole number, not {self.tokens}.")
         if self.steps < 0:
             raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 
