@@ -9,7 +9,7 @@ import pytest
 import redi
 
 ROOT = Path(redi.__file__).parent
-BASE = {"_version", "errors", "checks", "grid"}
+BASE = {"_version", "errors", "bounds", "checks", "grid"}
 MATHEMATICS = BASE | set(
     "attention budget centroids corpus cost early evaluate localisation probe reduction retrieval rows score scorers "
     "shortcuts statistics tfidf views vocabulary".split()

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from math import floor, isfinite
+from typing import Annotated
 
+from redi import bounds
 from redi.checks import require_types
 from redi.errors import InvalidInput
 from redi.grid import Grid
@@ -15,10 +17,11 @@ SLACK = 1e-9
 class Budget:
     """Settings of the paper's operator. The defaults are 98 / 49 / 49 and 2x2 cells on a 14x14 grid."""
 
-    keep: float = 0.50  # fraction of patches that stay explicit (the paper's R)
-    merge: float = 0.25  # fraction merged into kept patches (M); the rest is compressed (U)
-    cells: int = 2  # summary tokens per grid axis
-    spatial: float = 0.30  # weight of spatial proximity when a merge destination is chosen
+    keep: Annotated[float, bounds.FRACTION] = 0.50  # fraction of patches that stay explicit (the paper's R)
+    merge: Annotated[float, bounds.FRACTION] = 0.25  # fraction merged into kept patches (M); the rest is compressed (U)
+    cells: Annotated[int, bounds.CELLS] = 2  # summary tokens per grid axis
+    # Weight of spatial proximity when a merge destination is chosen.
+    spatial: Annotated[float, bounds.SPATIAL] = 0.30
 
     def __post_init__(self) -> None:
         require_types(self, InvalidInput)

@@ -4,18 +4,35 @@ They read tensor values, so they synchronise with the device and cannot be trace
 wrappers, never in the tensor cores that are compiled or exported.
 """
 
+import json
 import reprlib
 from dataclasses import fields
+from math import isfinite
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from redi.errors import ConfigError, InvalidInput, RediError
 
-#: The system refuses to start a much larger number of threads, and torch then ends the process.
-MOST_THREADS = 1024
+
+def parse_json(text: str) -> Any:
+    """The content of a JSON file that anybody may have changed.
+
+    A ValueError if it is no JSON, has a number that is not finite, or is nested deeper than Python can follow.
+    """
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return number
 
 
 def require_type(value: object, kind: Any, name: str, error: type[RediError] = ConfigError) -> None:
@@ -29,8 +46,9 @@ def require_type(value: object, kind: Any, name: str, error: type[RediError] = C
 
 def require_types(record: Any, error: type[RediError] = ConfigError) -> None:
     """Require that every field of a dataclass holds what it declares."""
+    kinds = get_type_hints(type(record))
     for entry in fields(record):
-        require_type(getattr(record, entry.name), entry.type, entry.name, error)
+        require_type(getattr(record, entry.name), kinds[entry.name], entry.name, error)
 
 
 def require_finite(values: Tensor, name: str) -> None:
@@ -71,9 +89,3 @@ def require_range(values: Tensor, upper: int, name: str) -> None:
     low, high = int(values.long().min()), int(values.long().max())
     if low < 0 or high >= upper:
         raise InvalidInput(f"{name} must lie in 0..{upper - 1}, but range from {low} to {high}.")
-
-
-def require_threads(count: int) -> None:
-    """Require a number of CPU threads; 0 leaves the choice to torch."""
-    if not 0 <= count <= MOST_THREADS:
-        raise ConfigError(f"threads must lie in 0 to {MOST_THREADS:,}, not at {count:,}.")

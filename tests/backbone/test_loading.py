@@ -136,7 +136,7 @@ def test_a_config_that_makes_no_sense_is_one_sentence(folder: Path, change: dict
         ({"hidden_size": None}, "hidden_size = None, which is not a whole number from 1"),
         ({"num_attention_heads": 2.5}, "num_attention_heads = 2.5, which is not a whole number from 1"),
         ({"num_attention_heads": 5}, "hidden_size = 32, which cannot be split into num_attention_heads = 5"),
-        ({"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob = nan, which is not a finite number"),
+        ({"hidden_dropout_prob": float("nan")}, r"config\.json cannot be read: ValueError: NaN is not a finite number"),
         ({"patch_size": []}, r"patch_size = \[\], which is not a whole number from 1"),
         ({"patch_size": {}}, r"patch_size = \{\}, which is not a whole number from 1"),
     ],
@@ -197,13 +197,36 @@ def test_a_shard_that_the_index_names_and_the_folder_lacks_is_named(folder: Path
 
 def test_a_config_of_endless_depth_is_one_sentence(folder: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000)
-    with pytest.raises(BackboneError, match=r"config\.json cannot be read: RecursionError"):
+    with pytest.raises(BackboneError, match=r"config\.json cannot be read: ValueError: it is nested too deeply"):
         load_backbone(folder)
 
 
 @pytest.mark.parametrize("mean", [0.5, "abc", [1, 2], [1, 2, "x"], [float("nan")] * 3], ids=str)
 def test_constants_that_make_no_sense_are_refused(folder: Path, mean: Any) -> None:
     edit(folder / "preprocessor_config.json", image_mean=mean)
+    with pytest.raises(BackboneError, match=r"preprocessor_config\.json .*finite number"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize("name", ["image_mean", "image_std"])
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", "1e300", "1" + "0" * 400])
+def test_an_input_that_would_not_be_finite_is_refused(folder: Path, name: str, value: str) -> None:
+    (folder / "preprocessor_config.json").write_text(f'{{"{name}": [{value}, {value}, {value}]}}')
+    with pytest.raises(BackboneError, match=r"preprocessor_config\.json") as refused:
+        load_backbone(folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1e-40])
+def test_a_deviation_that_cannot_be_divided_by_is_refused(folder: Path, value: float) -> None:
+    edit(folder / "preprocessor_config.json", image_std=[0.5, value, 0.5])
+    with pytest.raises(BackboneError, match="std of the pixels must be three positive numbers"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize("name", ["image_mean", "image_std"])
+def test_empty_constants_are_refused(folder: Path, name: str) -> None:
+    edit(folder / "preprocessor_config.json", **{name: []})
     with pytest.raises(BackboneError, match="three finite numbers"):
         load_backbone(folder)
 

@@ -141,6 +141,22 @@ def test_a_broken_tokenizer_is_one_line(clip: Path) -> None:
     assert "The tokenizer of" in refusal(clip)
 
 
+def test_a_tokenizer_that_does_not_know_the_unknown_is_refused(clip: Path) -> None:
+    edit(clip / "tokenizer_config.json", unk_token=None)
+    assert "has no token for unknown words: name one of its words as unk_token" in refusal(clip)
+
+
+def test_a_tokenizer_whose_own_code_fails_is_one_line(clip: Path) -> None:
+    """Its words lack the token that they name for unknown ones."""
+    file = clip / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["unk_token"] = "<gone>"
+    file.write_text(json.dumps(content))
+    tower = load_text_tower(clip)
+    with pytest.raises(BackboneError, match=r"^The tokenizer cannot read the prompts \([^\n]*\)$"):
+        tower.embed(["a photo of a zebra."])
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     make_towers("clip", vocab_size=5).save_pretrained(tmp_path)
     save_towers("clip", tmp_path / "other")

@@ -38,6 +38,13 @@ def stated(command: str, name: str) -> str:
     return match[1] if match else ""
 
 
+def kind_of(option: Any) -> Any:
+    """The type of an option, or of each of its values if there may be several."""
+    kind = option.type_descriptor.annotation
+    kind = next(iter(get_args(kind)), kind)
+    return str if kind is Path else kind
+
+
 def test_options_are_grouped_in_the_same_order_everywhere() -> None:
     for name, command in COMMANDS.items():
         options = [option for owner, option in OPTIONS if owner == name]
@@ -96,12 +103,42 @@ def test_stated_defaults_are_true() -> None:
 def test_one_name_means_one_thing_in_every_command() -> None:
     kinds: dict[str, set[Any]] = {}
     for _, option in OPTIONS:
-        kind = option.type_descriptor.annotation
-        kind = next(iter(get_args(kind)), kind)  # the type of each value, if there may be several
-        kinds.setdefault(option.opts[0], set()).add(str if kind is Path else kind)
+        kinds.setdefault(option.opts[0], set()).add(kind_of(option))
     assert {name: types for name, types in kinds.items() if len(types) > 1} == {}
     assert kinds["--size"] == {int}
     assert not {"--batch", "--score", "--model"} & set(kinds)
+
+
+NUMBERS = [(owner, option) for owner, option in OPTIONS if kind_of(option) in (int, float)]
+
+
+@pytest.mark.parametrize(("command", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
+def test_every_number_has_a_smallest_and_a_largest_value(
+    command: str, option: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused while the options are read, in one line: no command begins, whatever else is missing."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the command has begun")
+
+    monkeypatch.setattr(COMMANDS[command], "invoke", refuse)
+    values = ["-1", str(-(10**30)), str(2**64), str(10**30), "9" * 4000]
+    values = values if kind_of(option) is int else ["-1e-9", "-1e30", "1e30", "nan", "inf", "-inf"]
+    for value in values:
+        result = CliRunner().invoke(app, [command, f"{option.opts[0]}={value}"])
+        assert result.exit_code == 2, result.output
+        refused = rf"redi: {option.opts[0]} must (lie .*, not at|be a finite number, not) .*\.\n"
+        assert re.fullmatch(refused, result.output)
+
+
+def test_the_ends_of_an_interval_are_taken_or_not_as_it_says() -> None:
+    def code(command: str, *arguments: str) -> int:
+        return CliRunner().invoke(app, [command, *arguments]).exit_code
+
+    assert [code("cost", "--keep", keep, "--merge", "0") for keep in ("0", "1", "1.01")] == [0, 0, 2]
+    assert [code("cost", "--width", width) for width in ("0", "1", "1000000", "1000001")] == [2, 0, 0, 2]
+    refused = "redi: --cost must lie between 0 and 1, not at 1.0.\n"
+    assert CliRunner().invoke(app, ["tune", "m", "--images", "i", "--cost", "0.5", "--cost", "1"]).output == refused
 
 
 @pytest.mark.parametrize("arguments", [[], ["tune"]])

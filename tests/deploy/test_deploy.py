@@ -439,12 +439,12 @@ def test_other_models_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cost": 0.0}, "A cost lies between 0 and 1"),
-        ({"cost": 1.5}, "A cost lies between 0 and 1"),
-        ({"cost": float("nan")}, "A cost lies between 0 and 1"),
+        ({"cost": 0.0}, "cost must lie above 0, up to 1"),
+        ({"cost": 1.5}, "cost must lie above 0, up to 1"),
+        ({"cost": float("nan")}, "cost must be a finite number"),
         ({"shape": Shape(1, 4)}, "up to block 4, but only 3 blocks run"),
-        ({"protection": -1.0}, "Protection must be 0 or more"),
-        ({"steps": -1}, "The number of steps must be 0"),
+        ({"protection": -1.0}, "protection must lie in 0 to"),
+        ({"steps": -1}, "steps must lie in 0 to"),
         ({"cost": 0.05}, "cannot be met"),
     ],
 )

@@ -197,8 +197,18 @@ def test_a_folder_of_something_else_is_neither_written_nor_read(classifier: Acce
         Accelerated.from_pretrained(own)
     classifier.save_pretrained(tmp_path / "damaged")
     processor = tmp_path / "damaged" / "preprocessor_config.json"
+    written = json.loads(processor.read_text())
     processor.write_text('{"image_processor_type": "AcceleratedImageProcessor", "size": 3}')
     with pytest.raises(BackboneError, match=r"^preprocessor_config.json of an accelerated model is damaged: save.*$"):
+        Accelerated.from_pretrained(tmp_path / "damaged")
+    for name, value in (("image_mean", []), ("image_std", [0, 0, 0]), ("size", {"shortest_edge": 10**9})):
+        processor.write_text(json.dumps({**written, name: value}))
+        with pytest.raises(BackboneError, match=r"^preprocessor_config.json of an accelerated model is damaged"):
+            Accelerated.from_pretrained(tmp_path / "damaged")
+    processor.write_text(json.dumps({**written, "image_std": [float("nan")] * 3}))
+    with pytest.raises(
+        BackboneError, match=r"preprocessor_config\.json cannot be read: ValueError: NaN is not a finite"
+    ):
         Accelerated.from_pretrained(tmp_path / "damaged")
     processor.unlink()
     with pytest.raises(BackboneError, match=r"^There is no preprocessor_config.json in \S+: save the model again.$"):

@@ -144,6 +144,19 @@ def test_a_class_map_that_is_no_text_or_is_missing_is_named(tmp_path: Path) -> N
     assert "cannot be read" in refusal(["n01"], HEAD, file)
 
 
+@pytest.mark.parametrize("text", ["n01\teel\nn02\t0\n", '{"n01": "eel", "n02": 0}'])
+def test_a_byte_order_mark_is_no_part_of_a_class_map(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "map.txt"
+    file.write_text(text, encoding="utf-8-sig")
+    assert head_classes(["n01", "n02"], HEAD, file)[0] == [2, 0]
+
+
+def test_a_class_map_of_endless_depth_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "map.txt"
+    file.write_text('{"n01": ' + "[" * 200_000)
+    assert "cannot be read" in refusal(["n01"], HEAD, file)
+
+
 # Titles -------------------------------------------------------------------------------------------
 
 
@@ -156,6 +169,14 @@ def test_titles_from_a_file_in_the_order_of_the_folders(tmp_path: Path) -> None:
     file = tmp_path / "names.txt"
     file.write_text("first\n\nsecond: Rényi\n", encoding="utf-8")
     assert class_titles(["0", "1"], HEAD, [2, 1], file) == ["first", "second: Rényi"]
+
+
+@pytest.mark.parametrize("text", ["first\nsecond\n", "0\tfirst\n1\tsecond\n"])
+def test_a_byte_order_mark_is_no_part_of_the_first_title(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text(text, encoding="utf-8-sig")
+    assert class_titles(["0", "1"], HEAD, [], file) == ["first", "second"]
+    assert list(listed_classes(file).values()) == ["first", "second"]
 
 
 def test_titles_from_a_file_by_folder(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_void_is_the_largest_value_that_is_no_class() -> None:
         ({0: "f"}, ["a", "b"], 1, "--void 1 is the number of a class, b"),
         ({0: "f"}, ["a", "b"], 300, "--void must lie in"),
         ({0: "f", 255: "f"}, [], None, "fewer than two classes"),
+        ({0: "f", 255: "odd.png"}, [], 7, "odd.png has the label 255, which is always void"),
+        ({0: "f", 1: "f", 255: "odd.png"}, ["a", "b"], 7, "odd.png has the label 255, which is always void"),
     ],
 )
 def test_labels_outside_the_classes_are_one_line(
@@ -158,6 +160,11 @@ def test_labels_outside_the_classes_are_one_line(
 ) -> None:
     with pytest.raises((ConfigError, CorpusError), match=message):
         class_values(values, names, void)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_class(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("road\nsky\n", encoding="utf-8-sig")
+    assert read_class_names(tmp_path / "classes.txt") == ["road", "sky"]
 
 
 def test_class_names_lie_in_or_beside_the_scenes(tmp_path: Path) -> None:

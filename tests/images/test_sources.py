@@ -174,6 +174,30 @@ def test_shards_with_class_names(tmp_path: Path) -> None:
     assert (list(images.class_names), list(images.labels)) == (["eel", "tench"], [1, 0])
 
 
+@pytest.mark.parametrize("second", ["1.jpg", "1.png"])
+def test_the_first_image_of_a_key_counts_and_the_others_are_named(tmp_path: Path, second: str) -> None:
+    members = [("1.jpg", picture("lime")), ("1.cls", b"0"), (second, picture("blue")), ("2.jpg", picture())]
+    write_shard(tmp_path / "x.tar", [*members, ("1.cls", b"0"), ("2.cls", b"1")])
+    images = open_images(str(tmp_path / "x.tar"))
+    assert [images.image_name(index) for index in range(2)] == ["x.tar/1.jpg", "x.tar/2.jpg"]
+    red, green, blue = images.load(0).getpixel((0, 0))  # type: ignore[misc]
+    assert green > 200 > max(red, blue)
+    assert f"further images of one key, 1 (x.tar/{second})" in describe_left_out(images)
+
+
+def test_a_key_with_two_labels_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", [("1.png", picture()), ("1.cls", b"0"), ("1.png", picture()), ("1.cls", b"1")])
+    with pytest.raises(CorpusError, match=r"x\.tar has two labels \(\.cls\) for 1: give each image a key of its own"):
+        open_images(str(tmp_path / "x.tar"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_label(tmp_path: Path) -> None:
+    write_shard(
+        tmp_path / "x.tar", [("1.png", picture()), ("1.cls", "\ufeff0".encode()), ("2.png", picture()), ("2.cls", b"1")]
+    )
+    assert list(open_images(str(tmp_path / "x.tar")).labels) == [0, 1]
+
+
 def test_bad_shards_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [("1.png", picture())])
     with pytest.raises(CorpusError, match=r"no label \(\.cls\) for 1"):

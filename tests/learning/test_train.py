@@ -364,6 +364,49 @@ def test_files_that_hold_no_learned_reducer_are_refused(finished: Path, demo: Ba
             load_learned(path, demo)
 
 
+@pytest.mark.parametrize("grid", [(10**6, 10**6), (2**40, 1), (4096, 4096), (0, 14), (-14, -14)])
+@pytest.mark.parametrize("name", ["patch-slimming", "patchmerger", "tokenlearner", "protected-learned"])
+def test_a_grid_that_the_parameters_do_not_have_takes_no_memory(
+    name: str, grid: tuple[int, int], demo: Backbone, tmp_path: Path
+) -> None:
+    path = tmp_path / "learned.safetensors"
+    write_learned(path, demo, name)
+    tensors, manifest = artifacts.load(path)
+    manifest["notes"]["training"]["grid"] = grid
+    artifacts.save(path, tensors, manifest["key"], **manifest["notes"])
+    if name == "protected-learned" and grid == (4096, 4096):  # its parameters do not depend on the grid
+        assert load_learned(path, demo).training.grid == grid
+        return
+    with pytest.raises(ConfigError, match=one_line):
+        load_learned(path, demo)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", LEARNED)
+def test_parameters_that_are_not_finite_are_refused(name: str, value: float, demo: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "learned.safetensors"
+    method = write_learned(path, demo, name).method
+    if value == float("inf") and not list(method.parameters()):
+        return  # what is counted may be infinite
+    tensors, manifest = artifacts.load(path)
+    next(iter(tensors.values())).flatten()[0] = value
+    artifacts.save(path, tensors, manifest["key"], **manifest["notes"])
+    with pytest.raises(ConfigError, match=r"^[^\n]* has parameters that are not finite: run `redi learn` again\.$"):
+        load_learned(path, demo)
+
+
+@pytest.mark.parametrize("checks", [[], [{"step": 0, "loss": None, "distances": {}}]])
+def test_a_file_without_a_single_check_is_refused(
+    checks: list[Any], finished: Path, demo: Backbone, tmp_path: Path
+) -> None:
+    tensors, manifest = artifacts.load(finished)
+    manifest["notes"]["training"]["checks"] = checks
+    path = tmp_path / "learned.safetensors"
+    artifacts.save(path, tensors, manifest["key"], **manifest["notes"])
+    with pytest.raises(ConfigError, match="holds no learned reducer"):
+        load_learned(path, demo)
+
+
 @pytest.mark.parametrize("change", ["method", "parameters"])
 def test_a_file_whose_content_does_not_fit_is_refused(
     change: str, finished: Path, demo: Backbone, tmp_path: Path
@@ -401,15 +444,15 @@ def test_a_damaged_unfinished_training_says_which_file_to_delete(
         ({"costs": (0.5, 1.0)}, "must lie between 0 and 1"),
         ({"costs": (0.0,)}, "must lie between 0 and 1"),
         ({"costs": (0.1,)}, "cost of 0.1 cannot be met: the lowest possible cost is"),
-        ({"limit": 15}, "at least 16 images"),
-        ({"held": 15}, "at least 16 images"),
-        ({"steps": 0}, "at least 1"),
-        ({"checks": 0}, "at least 1"),
-        ({"batch": 0}, "at least 1"),
-        ({"workers": -1}, "at least 0"),
-        ({"rate": 1.0}, "less than 1"),
-        ({"rate": float("nan")}, "less than 1"),
-        ({"costs": (float("nan"),)}, "must lie between 0 and 1"),
+        ({"limit": 15}, "limit must lie in 16 to"),
+        ({"held": 15}, "held must lie in 16 to"),
+        ({"steps": 0}, "steps must lie in 1 to"),
+        ({"checks": 0}, "checks must lie in 1 to"),
+        ({"batch": 0}, "batch must lie in 1 to"),
+        ({"workers": -1}, "workers must lie in 0 to"),
+        ({"rate": 1.0}, "rate must lie in 0 to 1, without 1"),
+        ({"rate": float("nan")}, "rate must be a finite number"),
+        ({"costs": (float("nan"),)}, "costs must be a finite number"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused_before_any_work(

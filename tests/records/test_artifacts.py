@@ -73,7 +73,11 @@ def test_a_file_that_was_cut_off_is_refused(file: Path, length: int) -> None:
 
 def test_a_file_without_our_manifest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
-    for metadata in (None, {"manifest": "not JSON"}, {"manifest": "[]"}, {"manifest": '{"key": {}}'}):
+    endless = '{"key": {}, "digest": "", "notes": ' + "[" * 200_000 + "]" * 200_000 + "}"
+    deep = '{"key": {}, "digest": "", "notes": ' + "[" * 960 + "]" * 960 + "}"  # read, but perhaps not written again
+    infinite = [f'{{"key": {{}}, "digest": "", "notes": {value}}}' for value in ("NaN", "-Infinity", "1e999")]
+    for text in ("not JSON", "[]", '{"key": {}}', endless, deep, *infinite, None):
+        metadata = None if text is None else {"manifest": text}
         safetensors.torch.save_file({"scores": torch.zeros(3)}, path, metadata=metadata)
         with pytest.raises(ArtifactError, match=r"other\.safetensors is damaged"):
             artifacts.read_manifest(path)

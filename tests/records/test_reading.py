@@ -407,7 +407,7 @@ def test_a_setting_that_cannot_be_read_is_a_mistake_in_the_configuration(tmp_pat
     Setting(0.5, SHAPE).save(file)
     assert Setting.load(file) == Setting(0.5, SHAPE)
     file.write_text('{"cost": 2}')
-    with pytest.raises(ConfigError, match="A cost lies between 0 and 1"):
+    with pytest.raises(ConfigError, match="cost must lie above 0, up to 1, not at 2"):
         Setting.load(file)
 
 

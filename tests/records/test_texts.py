@@ -46,7 +46,7 @@ def test_the_first_class_that_is_missing_is_named() -> None:
         TEXTS.select(["n1", "crane", "bird"], "text.st")
 
 
-@pytest.mark.parametrize("what", ["nothing", "weights", "artefact", "damage", "text"])
+@pytest.mark.parametrize("what", ["nothing", "weights", "artefact", "damage", "text", "nan", "fewer", "flat"])
 def test_another_file_is_refused_in_one_line_and_nobody_is_told_to_delete_it(file: Path, what: str) -> None:
     if what == "nothing":
         file.unlink()
@@ -54,6 +54,9 @@ def test_another_file_is_refused_in_one_line_and_nobody_is_told_to_delete_it(fil
         save_file({"embeddings": torch.zeros(2, 2)}, file)
     elif what == "artefact":
         artifacts.save(file, {"table": torch.zeros(2, 2)}, {"stage": "tfidf"})
+    elif what in ("nan", "fewer", "flat"):
+        wrong = {"nan": TEXTS.embeddings / 0, "fewer": TEXTS.embeddings[:2], "flat": torch.tensor(1.0)}[what]
+        artifacts.save(file, {**TEXTS.tensors, "embeddings": wrong}, {"stage": "text", **TEXTS.key}, bias=0.0)
     elif what == "damage":
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
@@ -66,4 +69,4 @@ def test_another_file_is_refused_in_one_line_and_nobody_is_told_to_delete_it(fil
     assert "\n" not in message
     assert "`redi text`" in message
     assert "elete" not in message
-    assert is_texts(file) == (what == "damage")
+    assert is_texts(file) == (what in ("damage", "nan", "fewer", "flat"))

@@ -20,6 +20,11 @@ def test_a_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     assert read_config(tmp_path / "run.toml") == config
 
 
+def test_a_byte_order_mark_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('backbone = "b"\n', encoding="utf-8-sig")
+    assert read_config(tmp_path / "run.toml").backbone == "b"
+
+
 def test_shipped_configurations_are_valid() -> None:
     files = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
     assert len(files) >= 3

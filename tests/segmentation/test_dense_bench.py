@@ -240,7 +240,7 @@ def test_a_damaged_row_is_named(ground: Path, tmp_path: Path) -> None:
     [
         ({"costs": (1.5,)}, "must lie between 0 and 1"),
         ({"size": (1, 2, 3)}, "--size is a shorter side"),
-        ({"steps": 0}, "at least 1"),
+        ({"steps": 0}, "steps must lie in 1 to"),
         ({"rows": ("nonsense",)}, "There is no row 'nonsense'"),
         ({"costs": (0.01,)}, "No row reaches its cost"),
         ({"void": 1}, "--void 1 is the number of a class"),

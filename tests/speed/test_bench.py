@@ -565,9 +565,9 @@ def test_defaults_and_the_quick_choice() -> None:
         (BenchConfig(reducers=("tomato",)), "no reducer 'tomato'; choose one of keep-merge-compress"),
         (BenchConfig(dtypes=("fp8",)), "no dtype 'fp8'"),
         (BenchConfig(modes=("fast",)), "no mode 'fast'"),
-        (BenchConfig(batch_sizes=(0,)), "at least 1"),
-        (BenchConfig(repeats=-1), "at least 1"),
-        (BenchConfig(seconds=float("nan")), "more than 0"),
+        (BenchConfig(batch_sizes=(0,)), "batch_sizes must lie in 1 to"),
+        (BenchConfig(repeats=-1), "repeats must lie in 0 to"),
+        (BenchConfig(seconds=float("nan")), "seconds must be a finite number"),
     ],
 )
 def test_impossible_settings_are_refused(config: BenchConfig, message: str) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from redi import bounds
 from redi.api.models import live_backbone, model_name
 from redi.api.results import ExportResult, SpeedResult, TuneResult
 from redi.api.settings import configured
 from redi.backbone.own_input import load_with_own_input
-from redi.checks import require_threads, require_type
+from redi.checks import require_type
 from redi.demo.examples import example_pixels
 from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export as write_onnx
@@ -76,8 +77,8 @@ def export(
     require_type(image, str | Path | None, "image")
     file, name = Path(out), model_name(model)
     require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    for option, number, within in (("batch_size", batch_size, bounds.BATCH), ("size", size or 0, bounds.SIZE)):
+        within.require(option, number)
     if isinstance(model, Accelerated):
         if not (cost is None and setting is None and size is None and reducer is None):
             raise ConfigError("An accelerated model already has a cost, a reducer and a size: give none of them.")
@@ -92,9 +93,8 @@ def export(
 
 def require_timing(repeats: int, threads: int, record: Path) -> None:
     """Refuse, before the work, a timing that cannot be made or recorded."""
-    if repeats < 1:
-        raise ConfigError(f"--repeats must be at least 1, not {repeats}.")
-    require_threads(threads)
+    bounds.REPEATS.require("repeats", repeats)
+    bounds.THREADS.require("threads", threads)
     require_file(record, (".json",), replaces=BENCH_KEYS)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from redi.api.results import ComparisonResult, InspectionResult, RunResult
 from redi.api.settings import configured, run_config
+from redi.bounds import require_bounds
 from redi.comparison.compare import compare as measure
 from redi.comparison.grid import Request
 from redi.comparison.studies import STUDIES
@@ -92,6 +93,8 @@ def measure_comparison(
     others = (*CHANGEABLE, *OF_TASKS)
     axes = {name: value for name, value in settings.items() if name not in others and value is not None}
     request = configured(Request, axes, GRID) if axes else None
+    if request is not None:
+        require_bounds(request)
     if request is not None and not (axes.get("scorer") or axes.get("reducer")):
         raise ConfigError("--labels, --keep, --tokens, --cost, --after and --name need --scorer or --reducer.")
     everything = [] if request else [*STUDIES, *possible_tasks(folder, options)]

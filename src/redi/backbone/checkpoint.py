@@ -5,7 +5,6 @@ later steps do not need the network. Nothing is unpickled and no code from a che
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from safetensors import safe_open
 
 from redi.backbone.timm_loading import PREFIX, hub_name
+from redi.checks import parse_json
 from redi.errors import BackboneError, one_line
 
 #: Files of a checkpoint, as patterns.
@@ -93,10 +93,10 @@ def checkpoint_folder(
 def read_json(file: Path) -> dict[str, Any]:
     try:
         _require_file(file)
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except BackboneError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BackboneError(f"{file} cannot be read: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise BackboneError(f"{file} does not hold a JSON object.")

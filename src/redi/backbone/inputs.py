@@ -1,10 +1,9 @@
 """The preprocessing of a checkpoint: its own constants with the project's geometry."""
 
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from redi.errors import BackboneError
+from redi.errors import BackboneError, InvalidInput
 from redi.images.preprocessing import (
     DEFAULT_MEAN,
     DEFAULT_STD,
@@ -26,11 +25,12 @@ def checkpoint_input(file: Path | str, patch_size: int, mean: Any, std: Any, int
     """
     centre = _three(file, DEFAULT_MEAN if mean is None else mean)
     spread = _three(file, DEFAULT_STD if std is None else std)
-    if min(spread) <= 0:
-        raise BackboneError(f"{file} must give positive standard deviations (std), not {spread}.")
     size = default_size(patch_size)
     resample = resampling(interpolation if interpolation in FILTERS else "bicubic")
-    return Preprocessing(shorter_side(size), size, centre, spread, resample)
+    try:
+        return Preprocessing(shorter_side(size), size, centre, spread, resample)
+    except InvalidInput as error:
+        raise BackboneError(f"{file} cannot be used: {error}") from None
 
 
 def processor_input(file: Path | str, settings: dict[str, Any], patch_size: int) -> Preprocessing:
@@ -47,8 +47,6 @@ def processor_input(file: Path | str, settings: dict[str, Any], patch_size: int)
 def _three(file: Path | str, values: Any) -> Three:
     try:
         red, green, blue = (float(value) for value in values)
-    except (TypeError, ValueError):
-        red = green = blue = nan
-    if not all(map(isfinite, (red, green, blue))):
-        raise BackboneError(f"{file} must give three finite numbers, not {values!r}.")
+    except (TypeError, ValueError, OverflowError):
+        raise BackboneError(f"{file} must give three finite numbers, not {values!r}.") from None
     return red, green, blue

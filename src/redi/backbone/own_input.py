@@ -62,7 +62,7 @@ def _timm_sizes(settings: dict[str, Any]) -> tuple[Any, Any]:
     pretrained = settings.get("pretrained_cfg", settings)
     share, shape = pretrained.get("crop_pct"), pretrained.get("input_size")
     size = shape[-1] if isinstance(shape, list) and shape else None
-    if isinstance(share, float) and 0 < share <= 1 and isinstance(size, int):
+    if isinstance(share, float) and 0.01 <= share <= 1 and type(size) is int and size < 10_000:
         return int(size / share), size
     return None, size
 

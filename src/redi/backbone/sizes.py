@@ -4,7 +4,6 @@ A model of a million layers, or one that is a billion wide, would take all memor
 """
 
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,6 @@ MOST = 100_000
 
 def require_sizes(file: Path, settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Require whole numbers that weights of these shapes can have. ``settings`` is the content of ``file``."""
-    for field, value in settings.items():
-        if isinstance(value, float) and not isfinite(value):
-            raise BackboneError(f"{file} has {field} = {value}, which is not a finite number.")
     longest = max((side for shape in shapes.values() for side in shape), default=0)
     for field, least in COUNTS.items():
         if field not in settings:

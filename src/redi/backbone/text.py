@@ -93,14 +93,17 @@ class TextTower(nn.Module):
 
     def _embed(self, prompts: Sequence[str]) -> Float[Tensor, "prompts joint"]:
         config: Any = self.model.config
-        words = self.tokenizer(
-            [prompt.lower() for prompt in prompts],
-            padding="max_length" if self.family.padded else "longest",
-            padding_side="right",
-            truncation=True,
-            max_length=config.max_position_embeddings,
-            return_tensors="pt",
-        )["input_ids"]
+        try:
+            words = self.tokenizer(
+                [prompt.lower() for prompt in prompts],
+                padding="max_length" if self.family.padded else "longest",
+                padding_side="right",
+                truncation=True,
+                max_length=config.max_position_embeddings,
+                return_tensors="pt",
+            )["input_ids"]
+        except Exception as error:  # a tokenizer's own code raises plain exceptions
+            raise BackboneError(f"The tokenizer cannot read the prompts ({one_line(error)})") from error
         if words.max() >= config.vocab_size:
             raise BackboneError(f"The tokenizer has more words than the text tower's {config.vocab_size:,}.")
         embeddings: Tensor = self.model(input_ids=words.to(self.model.device))[self.family.output]
@@ -180,6 +183,12 @@ def _load_tokenizer(folder: Path, name: str | Path) -> Any:
         raise BackboneError(f"The tokenizer of {name} cannot be loaded ({one_line(error)})") from error
     if tokenizer.pad_token is None:
         raise BackboneError(f"The tokenizer of {name} has no pad_token: name one in tokenizer_config.json.")
+    unknown = tokenizer.unk_token
+    if unknown is None or unknown not in tokenizer.get_vocab():  # other words would be dropped, or end in an error
+        raise BackboneError(
+            f"The tokenizer of {name} has no token for unknown words: name one of its words as unk_token in "
+            "tokenizer_config.json."
+        )
     return tokenizer
 
 

@@ -2,17 +2,19 @@
 
 from typing import Annotated
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
 from redi.cli.measure import RunBatchSize, RunDevice, RunThreads, RunWorkers
 from redi.cli.options import METHOD, OUTPUT, option
-from redi.errors import ConfigError
 
 ClassName = Annotated[
     str, option(OUTPUT, "Show the words of this class.", "--class", default="the most suspicious classes")
 ]
-Top = Annotated[int, option(OUTPUT, "Classes to list.", default=10)]
-Block = Annotated[int | None, option(METHOD, "Block whose words are audited.", default="half of the depth")]
+Top = Annotated[int, option(OUTPUT, "Classes to list.", default=10, within=bounds.SHOWN_CLASSES)]
+Block = Annotated[
+    int | None, option(METHOD, "Block whose words are audited.", default="half of the depth", within=bounds.BLOCK)
+]
 
 
 @app.command()
@@ -37,8 +39,6 @@ def audit(
     It takes one pass over the training images, and writes audit.json and report/audit.html. The next call needs no
     pass. If it is stopped, the same command continues where it was.
     """
-    if top < 1:
-        raise ConfigError(f"--top must be at least 1, not {top}.")
     from redi.api import audit as measure
 
     with interruptible():

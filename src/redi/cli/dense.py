@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
@@ -10,13 +11,17 @@ from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
 SCENES = "a folder with images/ and labels/, PNG index maps of the same stems."
 Train = Annotated[str, option(DATA, f"Training scenes: {SCENES}")]
 Val = Annotated[str, option(DATA, f"Validation scenes: {SCENES}")]
-Limit = Annotated[int | None, option(DATA, "Scenes of each part, spread evenly, for a quick trial.", default="all")]
+Limit = Annotated[
+    int | None,
+    option(DATA, "Scenes of each part, spread evenly, for a quick trial.", default="all", within=bounds.LIMIT),
+]
 Sides = Annotated[
     list[int] | None,
     option(
         DATA,
         "Shorter side of the pictures in pixels; twice for height and width. They become multiples of the patch.",
         default="the pictures' own",
+        within=bounds.SIDE,
     ),
 ]
 Void = Annotated[
@@ -25,13 +30,15 @@ Void = Annotated[
         DATA,
         "Value of pixels without a class.",
         default="with class names, the largest value that is no class; otherwise 255",
+        within=bounds.VOID,
     ),
 ]
 Names = Annotated[
     Path | None, option(DATA, "File with class names, one per line.", default="classes.txt in or beside the scenes")
 ]
 Costs = Annotated[
-    list[float] | None, option(METHOD, "A cost relative to dense; repeat for more.", default="0.5, 0.65 and 0.75")
+    list[float] | None,
+    option(METHOD, "A cost relative to dense; repeat for more.", default="0.5, 0.65 and 0.75", within=bounds.COST),
 ]
 Rows = Annotated[
     list[str] | None,
@@ -41,9 +48,13 @@ Rows = Annotated[
         default="accelerate and the peers that merge for dense outputs",
     ),
 ]
-Steps = Annotated[int | None, option(METHOD, "Training steps of the linear head.", default=1500)]
-HeadSeed = Annotated[int | None, option(METHOD, "Seed of the head's training and of the bootstrap.", default=0)]
-Repeats = Annotated[int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=5)]
+Steps = Annotated[int | None, option(METHOD, "Training steps of the linear head.", default=1500, within=bounds.STEPS)]
+HeadSeed = Annotated[
+    int | None, option(METHOD, "Seed of the head's training and of the bootstrap.", default=0, within=bounds.SEED)
+]
+Repeats = Annotated[
+    int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=5, within=bounds.REPEATS)
+]
 Out = Annotated[Path, option(OUTPUT, "Folder for the head, the rows, dense.json and the report.")]
 
 

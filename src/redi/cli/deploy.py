@@ -3,22 +3,34 @@
 from pathlib import Path
 from typing import Annotated
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
 
 Images = Annotated[str, option(DATA, "Images: class folders, a flat folder, shards or hf:owner/name:split.")]
-Calibration = Annotated[int | None, option(DATA, "Images to calibrate on.", default=192)]
-Check = Annotated[int | None, option(DATA, "Images to check on, at most.", default=1000)]
-OwnSize = Annotated[int | None, option(DATA, "Side of the crop in pixels.", default="the checkpoint's own processor's")]
-Task = Annotated[str | None, option(METHOD, "classify; or dense, if every patch is read.", default="classify")]
-MaxDrop = Annotated[float | None, option(METHOD, "Points of accuracy that may be lost, if labels fit.", default=1)]
-MinAgreement = Annotated[
-    float | None, option(METHOD, "Percent of dense's decisions to keep, if not.", default="95, dense 65")
+Calibration = Annotated[int | None, option(DATA, "Images to calibrate on.", default=192, within=bounds.SAMPLE)]
+Check = Annotated[int | None, option(DATA, "Images to check on, at most.", default=1000, within=bounds.SAMPLE)]
+OwnSize = Annotated[
+    int | None,
+    option(DATA, "Side of the crop in pixels.", default="the checkpoint's own processor's", within=bounds.SIZE),
 ]
-Costs = Annotated[list[float] | None, option(METHOD, "A cost to try; repeat for more.", default="0.5 to 0.95")]
-BatchSize = Annotated[int | None, option(RESOURCES, "Images per call, timed or not.", default=8)]
-Repeats = Annotated[int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=15)]
+Task = Annotated[str | None, option(METHOD, "classify; or dense, if every patch is read.", default="classify")]
+MaxDrop = Annotated[
+    float | None,
+    option(METHOD, "Points of accuracy that may be lost, if labels fit.", default=1, within=bounds.PERCENT),
+]
+MinAgreement = Annotated[
+    float | None,
+    option(METHOD, "Percent of dense's decisions to keep, if not.", default="95, dense 65", within=bounds.PERCENT),
+]
+Costs = Annotated[
+    list[float] | None, option(METHOD, "A cost to try; repeat for more.", default="0.5 to 0.95", within=bounds.COST)
+]
+BatchSize = Annotated[int | None, option(RESOURCES, "Images per call, timed or not.", default=8, within=bounds.BATCH)]
+Repeats = Annotated[
+    int | None, option(RESOURCES, "Repeats of the timing, interleaved.", default=15, within=bounds.REPEATS)
+]
 TunedFolder = Annotated[Path, option(OUTPUT, "Folder for setting.json, tune.json and curve.png.", default="tuned")]
 
 
@@ -89,14 +101,23 @@ def export(
     setting: Annotated[Path | None, option(METHOD, "A setting.json of `redi tune`.")] = None,
     reducer: Annotated[Path | None, option(METHOD, "A file of `redi learn`.", default="our own reducer")] = None,
     cost: Annotated[
-        float | None, option(METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65")
+        float | None,
+        option(
+            METHOD, "Cost relative to dense, 0 to 1.", default="the setting's, else 0.65", within=bounds.COST_OR_DENSE
+        ),
     ] = None,
     measure: Annotated[
         bool, option(METHOD, "Also time the file in onnxruntime, in turn with an export of the original.", "--measure")
     ] = False,
-    batch_size: Annotated[int, option(RESOURCES, "Images per call; fixed in the file.", default=1)] = 1,
-    repeats: Annotated[int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20)] = 20,
-    threads: Annotated[int, option(RESOURCES, "CPU threads of the timing.", default="onnxruntime's own choice")] = 0,
+    batch_size: Annotated[
+        int, option(RESOURCES, "Images per call; fixed in the file.", default=1, within=bounds.BATCH)
+    ] = 1,
+    repeats: Annotated[
+        int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20, within=bounds.REPEATS)
+    ] = 20,
+    threads: Annotated[
+        int, option(RESOURCES, "CPU threads of the timing.", default="onnxruntime's own choice", within=bounds.THREADS)
+    ] = 0,
     out: Annotated[
         Path, option(OUTPUT, "The ONNX file; --measure writes its record beside it.", default="model.onnx")
     ] = Path("model.onnx"),

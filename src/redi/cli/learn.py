@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
 from redi.cli.options import DATA, METHOD, OUTPUT, RESOURCES, option
@@ -20,8 +21,13 @@ Images = Annotated[
         default="the training images of the run",
     ),
 ]
-Limit = Annotated[int | None, option(DATA, "Images to learn from, at most; all are kept in memory.", default=2000)]
-Held = Annotated[int | None, option(DATA, "Further images that decide which state is kept.", default=256)]
+Limit = Annotated[
+    int | None,
+    option(DATA, "Images to learn from, at most; all are kept in memory.", default=2000, within=bounds.LEARNED_FROM),
+]
+Held = Annotated[
+    int | None, option(DATA, "Further images that decide which state is kept.", default=256, within=bounds.LEARNED_FROM)
+]
 Mirror = Annotated[bool | None, option(DATA, "Learn from the mirror image of each image too.", "--mirror")]
 Method = Annotated[
     str,
@@ -33,14 +39,25 @@ Method = Annotated[
 ]
 Costs = Annotated[
     list[float] | None,
-    option(METHOD, "A cost to learn for, relative to dense; repeat for more.", default="0.55, 0.65, 0.75"),
+    option(
+        METHOD,
+        "A cost to learn for, relative to dense; repeat for more.",
+        default="0.55, 0.65, 0.75",
+        within=bounds.COST,
+    ),
 ]
-Steps = Annotated[int | None, option(METHOD, "Batches to learn from, at most.", default=150)]
-Checks = Annotated[int | None, option(METHOD, "Looks at the held-out images.", default=6)]
-Rate = Annotated[float | None, option(METHOD, "Learning rate at the start.", default="the method's own")]
-Seed = Annotated[int | None, option(METHOD, "Seed of the parameters, batches and masks.", default=0)]
-Size = Annotated[int | None, option(DATA, "Side of the crop in pixels.", default="the checkpoint's own")]
-BatchSize = Annotated[int | None, option(RESOURCES, "Images per step.", default=32)]
+Steps = Annotated[int | None, option(METHOD, "Batches to learn from, at most.", default=150, within=bounds.STEPS)]
+Checks = Annotated[int | None, option(METHOD, "Looks at the held-out images.", default=6, within=bounds.CHECKS)]
+Rate = Annotated[
+    float | None, option(METHOD, "Learning rate at the start.", default="the method's own", within=bounds.RATE)
+]
+Seed = Annotated[
+    int | None, option(METHOD, "Seed of the parameters, batches and masks.", default=0, within=bounds.SEED)
+]
+Size = Annotated[
+    int | None, option(DATA, "Side of the crop in pixels.", default="the checkpoint's own", within=bounds.SIZE)
+]
+BatchSize = Annotated[int | None, option(RESOURCES, "Images per step.", default=32, within=bounds.BATCH)]
 Out = Annotated[Path | None, option(OUTPUT, "The file.", default="METHOD.safetensors")]
 
 

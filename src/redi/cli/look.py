@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo
 from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, option
@@ -42,7 +43,10 @@ def report(
 def figures(
     run: options.Folder,
     index: Annotated[
-        int | None, option(DATA, "Index of Figure 1's image, as in the report's links.", default="a telling one")
+        int | None,
+        option(
+            DATA, "Index of Figure 1's image, as in the report's links.", default="a telling one", within=bounds.INDEX
+        ),
     ] = None,
     names: options.Names = None,
     scorer: Annotated[str, option(METHOD, SHOWN, default="redi_mass")] = "redi_mass",

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from redi import bounds
 from redi.cli import options
 from redi.cli.app import app, echo, given, interruptible
 from redi.cli.options import DATA, METHOD, MODEL, OUTPUT, RESOURCES, option
@@ -41,10 +42,14 @@ Masks = Annotated[
     ),
 ]
 GallerySize = Annotated[
-    int | None, option(DATA, "Most gallery images of the study retrieval; as many of each class.", default=5000)
+    int | None,
+    option(
+        DATA, "Most gallery images of the study retrieval; as many of each class.", default=5000, within=bounds.SEARCHED
+    ),
 ]
 QueryCount = Annotated[
-    int | None, option(DATA, "Most queries of the study retrieval; as many of each class.", default=2000)
+    int | None,
+    option(DATA, "Most queries of the study retrieval; as many of each class.", default=2000, within=bounds.SEARCHED),
 ]
 Reducers = Annotated[
     list[str] | None,
@@ -60,19 +65,24 @@ Keeps = Annotated[
         METHOD,
         "Keep rate, 0 to 1; a progressive reducer gets the operator's cost at that rate.",
         default="the budget of the run",
+        within=bounds.FRACTION,
     ),
 ]
-TokenCounts = Annotated[list[int] | None, option(METHOD, "Or the number of patch tokens after the last block.")]
-Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.")]
-After = Annotated[list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0)]
+TokenCounts = Annotated[
+    list[int] | None, option(METHOD, "Or the number of patch tokens after the last block.", within=bounds.TOKENS)
+]
+Costs = Annotated[list[float] | None, option(METHOD, "Or a cost relative to dense, 0 to 1.", within=bounds.COST)]
+After = Annotated[
+    list[int] | None, option(METHOD, "Number of blocks before a one-shot reducer.", default=0, within=bounds.BLOCKS)
+]
 Against = Annotated[
     str, option(METHOD, "Name or title of the row to compare with, at each cost.", default="each study's own reference")
 ]
 Name = Annotated[str | None, option(OUTPUT, "Title of your own grid.", default="its scores and reducers")]
 RunDevice = Annotated[str | None, option(RESOURCES, options.DEVICE, default=options.OWN)]
-RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=options.OWN)]
-RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=options.OWN)]
-RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=options.OWN)]
+RunBatchSize = Annotated[int | None, option(RESOURCES, options.BATCH_SIZE, default=options.OWN, within=bounds.BATCH)]
+RunWorkers = Annotated[int | None, option(RESOURCES, options.WORKERS, default=options.OWN, within=bounds.WORKERS)]
+RunThreads = Annotated[int | None, option(RESOURCES, options.THREADS, default=options.OWN, within=bounds.THREADS)]
 
 
 @app.command()
@@ -134,17 +144,34 @@ Reducer = Annotated[
     ),
 ]
 ProgressiveCost = Annotated[
-    float, option(METHOD, "Cost of progressive reducers relative to dense.", default="that of the paper's operator")
+    float,
+    option(
+        METHOD,
+        "Cost of progressive reducers relative to dense.",
+        default="that of the paper's operator",
+        within=bounds.COST_OR_DEFAULT,
+    ),
 ]
 Scoring = Annotated[
     bool, option(METHOD, "Also time one-shot reducers with the pass that makes the scores.", default="yes")
 ]
 BatchSizes = Annotated[
     list[int] | None,
-    option(RESOURCES, "Images per call; repeat for more.", default="1, 8 and 32; on a GPU also 64 and 128"),
+    option(
+        RESOURCES,
+        "Images per call; repeat for more.",
+        default="1, 8 and 32; on a GPU also 64 and 128",
+        within=bounds.BATCH,
+    ),
 ]
 Seconds = Annotated[
-    float, option(RESOURCES, "Seconds of timing per configuration; at least 3 repeats are made.", default=60)
+    float,
+    option(
+        RESOURCES,
+        "Seconds of timing per configuration; at least 3 repeats are made.",
+        default=60,
+        within=bounds.SECONDS,
+    ),
 ]
 
 
@@ -160,7 +187,9 @@ def bench(
     batch_size: BatchSizes = None,
     dtype: Annotated[list[str] | None, option(RESOURCES, "fp32 or bf16.", default="both")] = None,
     mode: Annotated[list[str] | None, option(RESOURCES, "eager (SDPA) or compile.", default="both")] = None,
-    repeats: Annotated[int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20)] = 0,
+    repeats: Annotated[
+        int, option(RESOURCES, "Repeats of the timing, interleaved.", default=20, within=bounds.REPEATS_OR_DEFAULT)
+    ] = 0,
     seconds: Seconds = 60.0,
     device: options.Device = None,
     threads: options.Threads = None,

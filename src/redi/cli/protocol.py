@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from redi import bounds
 from redi._version import __version__
 from redi.cli import options
 from redi.cli.app import app, echo, interruptible
@@ -38,7 +39,8 @@ def _run_command(until: str) -> Callable[..., None]:
         train: Annotated[str | None, option(DATA, f"Training {IMAGES}")] = None,
         val: Annotated[str | None, option(DATA, f"Validation {IMAGES}")] = None,
         limit: Annotated[
-            int | None, option(DATA, "Images per class, the first ones, for a quick trial.", default="all")
+            int | None,
+            option(DATA, "Images per class, the first ones, for a quick trial.", default="all", within=bounds.LIMIT),
         ] = None,
         class_map: options.ClassMap = None,
         size: options.Size = None,
@@ -55,7 +57,7 @@ def _run_command(until: str) -> Callable[..., None]:
             str | None, option(METHOD, "Classifier features: postnorm or prenorm.", default="postnorm")
         ] = None,
         words: options.Words = None,
-        passes: Annotated[int | None, option(METHOD, "k-means passes.", default=3)] = None,
+        passes: Annotated[int | None, option(METHOD, "k-means passes.", default=3, within=bounds.PASSES)] = None,
         seed: options.Seed = None,
         device: options.Device = None,
         batch_size: options.BatchSize = None,
@@ -117,14 +119,18 @@ def demo(
 
 @app.command()
 def cost(
-    patches: Annotated[int, option(MODEL, "Patches per image.", default=196)] = 196,
-    prefix: Annotated[int, option(MODEL, "CLS, register and distillation tokens.", default=5)] = 5,
-    width: Annotated[int, option(MODEL, "Hidden width D of the backbone.", default=768)] = 768,
-    mlp: Annotated[int, option(MODEL, "Hidden width of the MLP.", default="4 D")] = 0,
+    patches: Annotated[int, option(MODEL, "Patches per image.", default=196, within=bounds.PATCHES)] = 196,
+    prefix: Annotated[
+        int, option(MODEL, "CLS, register and distillation tokens.", default=5, within=bounds.PREFIX)
+    ] = 5,
+    width: Annotated[int, option(MODEL, "Hidden width D of the backbone.", default=768, within=bounds.WIDTH)] = 768,
+    mlp: Annotated[int, option(MODEL, "Hidden width of the MLP.", default="4 D", within=bounds.MLP)] = 0,
     gated: Annotated[bool, option(MODEL, "The MLP is gated (SwiGLU): it has three matrices.", "--gated")] = False,
-    keep: Annotated[float, option(METHOD, "Fraction of patches kept.", default=0.5)] = 0.5,
-    merge: Annotated[float, option(METHOD, "Fraction of patches merged into kept ones.", default=0.25)] = 0.25,
-    cells: Annotated[int, option(METHOD, "Summary tokens per grid axis.", default=2)] = 2,
+    keep: Annotated[float, option(METHOD, "Fraction of patches kept.", default=0.5, within=bounds.FRACTION)] = 0.5,
+    merge: Annotated[
+        float, option(METHOD, "Fraction of patches merged into kept ones.", default=0.25, within=bounds.FRACTION)
+    ] = 0.25,
+    cells: Annotated[int, option(METHOD, "Summary tokens per grid axis.", default=2, within=bounds.CELLS)] = 2,
 ) -> None:
     """Print the analytic cost of a token budget: the paper's Table 3 for any backbone.
 

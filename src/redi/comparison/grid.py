@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Annotated
 
+from redi import bounds
 from redi.comparison.ground import Ground, Study
 from redi.corpus import TRUE_CLASS
 from redi.errors import ConfigError
@@ -27,10 +29,11 @@ class Request:
     scorers: Sequence[str] = ()
     labels: Sequence[str] = (TRUE_CLASS,)  # label sources
     reducers: Sequence[str] = (OPERATOR,)
-    keeps: Sequence[float] = ()  # keep rates; a progressive reducer gets the operator's cost at that rate
-    tokens: Sequence[int] = ()  # or patch tokens after the last block
-    costs: Sequence[float] = ()  # or costs relative to dense
-    after: Sequence[int] = (0,)  # number of blocks before a one-shot reducer
+    # Keep rates; a progressive reducer gets the operator's cost at that rate.
+    keeps: Annotated[Sequence[float], bounds.FRACTION] = ()
+    tokens: Annotated[Sequence[int], bounds.TOKENS] = ()  # or patch tokens after the last block
+    costs: Annotated[Sequence[float], bounds.COST] = ()  # or costs relative to dense
+    after: Annotated[Sequence[int], bounds.BLOCKS] = (0,)  # number of blocks before a one-shot reducer
     name: str = ""  # of the study, in the titles of its tables
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from redi.attention import ATTENTION_SCORES, scores_of
+from redi.bounds import MOST_WORDS
 from redi.comparison.early import NAME as EARLY, early
 from redi.comparison.ground import Ground, Study
 from redi.corpus import TERMS, TRUE_CLASS
@@ -14,7 +15,6 @@ from redi.records.comparison import SCORERS_STUDY
 from redi.records.deployed import OWN, PEER, STUDY as ACCELERATE
 from redi.reduction import OPERATOR, Reducer
 from redi.rows import MAIN_SCORE, NO_SCORE, RANDOM, Codebook, CorpusSettings, Score, Variant
-from redi.runs.config import MOST_WORDS
 from redi.scorers import SCORERS
 
 #: Keep rates of the sweep; at 1 every reducer is dense.

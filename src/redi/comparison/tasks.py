@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from redi import bounds
 from redi.comparison.ground import Ground
 from redi.comparison.localisation import find_masks, own_masks, summarise_localisation
 from redi.comparison.retrieval import GALLERY, QUERIES, measure_retrieval, retrieval_rows, summarise_retrieval
@@ -24,8 +26,8 @@ class TaskOptions:
     """What the tasks need beside a run; None is the default."""
 
     masks: Path | None = None  # folder of the objects' masks
-    gallery: int | None = None  # most images of the gallery
-    queries: int | None = None  # most queries
+    gallery: Annotated[int | None, bounds.SEARCHED] = None  # most images of the gallery
+    queries: Annotated[int | None, bounds.SEARCHED] = None  # most queries
 
     def check(self, tasks: Sequence[str]) -> None:
         """Refuse an option without the study that it is for, and sizes that are no sizes."""
@@ -34,8 +36,7 @@ class TaskOptions:
         for name, value in (("--gallery", self.gallery), ("--queries", self.queries)):
             if value is not None and RETRIEVAL not in tasks:
                 raise ConfigError(f"{name} is for --study {RETRIEVAL}: ask for it.")
-            if value is not None and value < 2:
-                raise ConfigError(f"{name} must be at least 2 images, not {value}.")
+        bounds.require_bounds(self)
 
 
 def possible_tasks(folder: Path, options: TaskOptions) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from redi import bounds
 from redi.deploy.engines import in_onnxruntime, onnx_libraries
 from redi.deploy.export import export
 from redi.deploy.model import Accelerated
@@ -43,6 +44,8 @@ def measure_export(
 
     ``name`` is the backbone's, for the record. ``threads`` are onnxruntime's; 0 means its own choice.
     """
+    bounds.REPEATS.require("repeats", repeats)
+    bounds.THREADS.require("threads", threads)
     with TemporaryDirectory() as place:
         say("exporting the original model, to compare with")
         dense = export(original(model), Path(place) / "dense.onnx", pixels).file

@@ -38,7 +38,7 @@ class AcceleratedImageProcessor(BaseImageProcessor):
                 tuple(map(float, settings.image_std)),
                 filters[settings.resample],
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             own = None
         if own is None or not 0 < own.size <= own.shorter:
             raise BackboneError("preprocessor_config.json of an accelerated model is damaged: save it again.")

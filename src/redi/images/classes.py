@@ -1,12 +1,12 @@
 """What the class folders stand for: classes of a checkpoint's own head, titles, and names in prompts."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from redi.checks import parse_json
 from redi.errors import ConfigError, printable
 
 #: A number of WordNet, which ImageNet's folders are called by.
@@ -101,7 +101,7 @@ def prompt_names(titles: Sequence[str]) -> list[str]:
 def _read_names(file: Path) -> tuple[dict[str, str], list[str]]:
     """Return (the pairs of lines ``folder<TAB>name``, all lines that are not empty)."""
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}.") from None
     return dict(line.split("\t", 1) for line in lines if "\t" in line), lines
@@ -127,9 +127,9 @@ def _by_name(folder: str, names: list[dict[str, list[int]]]) -> list[int]:
 def _by_map(folders: Sequence[str], head: Sequence[str], file: Path) -> list[int]:
     """Read lines ``folder<TAB>class`` or a JSON object; a class is a name or a number of the head."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if text.lstrip().startswith("{"):
-            pairs = {str(key): str(value) for key, value in json.loads(text).items()}
+            pairs = {str(key): str(value) for key, value in parse_json(text).items()}
         else:
             rows = [line.split("\t") for line in text.splitlines() if line.strip()]
             pairs = {row[0]: row[1] for row in rows}

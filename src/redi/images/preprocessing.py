@@ -16,6 +16,10 @@ GRID_SIDE = 14
 #: ImageNet's constants, for checkpoints that give none.
 DEFAULT_MEAN = (0.485, 0.456, 0.406)
 DEFAULT_STD = (0.229, 0.224, 0.225)
+#: The input stays finite in FP32 with these: the largest constant, and the smallest standard deviation.
+MOST_CONSTANT, LEAST_STD = 1e6, 1e-6
+#: Pixels of the longest side of an input, before or after the crop.
+MOST_SIDE = 16_384
 #: Filters that resize images, by name: those that every version of Pillow has. All but nearest are antialiased.
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -36,6 +40,15 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resample: Image.Resampling = Image.Resampling.BICUBIC
+
+    def __post_init__(self) -> None:
+        for name, least in (("mean", -MOST_CONSTANT), ("std", LEAST_STD)):
+            values = getattr(self, name)
+            if len(values) != 3 or not all(least <= value <= MOST_CONSTANT for value in values):  # NaN lies nowhere
+                what = "finite numbers" if name == "mean" else "positive numbers"
+                raise InvalidInput(f"The {name} of the pixels must be three {what}, not {values}.")
+        if not (0 < self.size <= MOST_SIDE and 0 < self.shorter <= MOST_SIDE):
+            raise InvalidInput(f"An input must have 1 to {MOST_SIDE:,} pixels a side, not {self.size}, {self.shorter}.")
 
     def resized(self, image: Image.Image) -> Image.Image:
         """Convert any picture to upright RGB and resize it to ``shorter``, ready to be cropped."""

@@ -154,7 +154,7 @@ def picture_size(file: Path) -> Size:
 def read_class_names(file: Path) -> list[str]:
     """Class names, one per line; class 0 is first."""
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}.") from None
     names = [line for line in lines if line]
@@ -181,6 +181,11 @@ def class_values(values: dict[int, str], names: Sequence[str], void: int | None)
     if not 0 <= void <= VOID:
         raise ConfigError(f"--void must lie in 0 to {VOID}, not at {void}.")
     used = {value: file for value, file in values.items() if value != void}
+    if VOID in used:  # of 8 bits, so no value is left that could stand for void in its place
+        raise CorpusError(
+            f"{used[VOID]} has the label {VOID}, which is always void: leave --void out if its pixels have no class, "
+            f"else give the class a number below {VOID} in the label maps."
+        )
     if not names:
         if max(used, default=0) < 1:
             raise CorpusError("The label maps have fewer than two classes.")

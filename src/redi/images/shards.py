@@ -21,7 +21,7 @@ from redi.images.samples import sample
 
 #: Number of the shard, name of the member, and its offset and size in bytes.
 Place = tuple[int, str, int, int]
-LINKS = "links inside a tar file"
+LINKS, FURTHER = "links inside a tar file", "further images of one key"
 #: Digits of the longest class number. Longer ones are no class numbers either.
 MAX_DIGITS = 18
 
@@ -34,10 +34,11 @@ class ShardImages:
         self.shards = shards
         self.places: list[Place] = []
         texts: list[str] = []  # labels as they are written
-        self.left_out: dict[str, list[str]] = {LINKS: []}
+        self.left_out: dict[str, list[str]] = {LINKS: [], FURTHER: []}
         for number, shard in enumerate(shards):
-            pairs, links = _pairs(shard)
-            self.left_out[LINKS] += links
+            pairs, left_out = _pairs(shard)
+            for reason, names in left_out.items():
+                self.left_out[reason] += names
             for image, label in pairs:
                 self.places.append((number, image.name, image.offset_data, image.size))
                 texts.append(label)
@@ -92,10 +93,14 @@ def _digest(shard: BinaryIO, place: Place) -> str:
     return sample(lambda start, length: os.pread(shard.fileno(), length, offset + start), size)
 
 
-def _pairs(shard: Path) -> tuple[list[tuple[tarfile.TarInfo, str]], list[str]]:
-    """The image member and the label of every key of a shard, in the order of the images; and images that are links."""
+def _pairs(shard: Path) -> tuple[list[tuple[tarfile.TarInfo, str]], dict[str, list[str]]]:
+    """The image member and the label of every key of a shard, in the order of the images; and images to leave out.
+
+    The first image of a key counts: ``a.png`` beside ``a.jpg`` may well be its mask, and a second ``a.jpg`` would share
+    its name and its label.
+    """
     images: dict[str, tarfile.TarInfo] = {}
-    links: list[str] = []
+    left_out: dict[str, list[str]] = {LINKS: [], FURTHER: []}
     labels: dict[str, str] = {}
     try:
         with tarfile.open(shard, "r:") as file:
@@ -104,14 +109,17 @@ def _pairs(shard: Path) -> tuple[list[tuple[tarfile.TarInfo, str]], list[str]]:
                 key = str(path.with_suffix(""))
                 if not member.isfile():
                     if (member.issym() or member.islnk()) and path.suffix.lower() in SUFFIXES:
-                        links.append(f"{shard.name}/{member.name}")
+                        left_out[LINKS].append(f"{shard.name}/{member.name}")
                     continue
                 if path.suffix.lower() in SUFFIXES:
-                    images[key] = member
+                    if images.setdefault(key, member) is not member:
+                        left_out[FURTHER].append(f"{shard.name}/{member.name}")
                 elif path.suffix == ".cls" and member.size < 1024:
                     content = file.extractfile(member)
                     assert content is not None
-                    labels[key] = content.read().decode(errors="replace").strip()
+                    text = content.read().decode("utf-8-sig", errors="replace").strip()
+                    if labels.setdefault(key, text) != text:
+                        raise CorpusError(f"{shard} has two labels (.cls) for {key}: give each image a key of its own.")
             end = file.offset
         with shard.open("rb") as content_file:
             content_file.seek(end)
@@ -121,4 +129,4 @@ def _pairs(shard: Path) -> tuple[list[tuple[tarfile.TarInfo, str]], list[str]]:
         raise CorpusError(f"{shard} is not a readable tar file: {error}.") from error
     if unlabelled := [key for key in images if key not in labels]:
         raise CorpusError(f"{shard} has no label (.cls) for {unlabelled[0]}.")
-    return [(member, labels[key]) for key, member in images.items()], links
+    return [(member, labels[key]) for key, member in images.items()], left_out

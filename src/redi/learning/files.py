@@ -4,6 +4,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from redi import bounds
 from redi.backbone import Backbone
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
@@ -37,8 +40,11 @@ def read_training(path: Path) -> Training:
         raise ConfigError(f"There is no file {path}: make one with `redi learn`.")
     try:
         training: Training = build(Training, manifest["notes"]["training"])
+        complete = bool(training.checks) and all(check.distances for check in training.checks)
     except (KeyError, TypeError, ValueError, ArtifactError):
-        raise ConfigError(f"{path} holds no learned reducer: make one with `redi learn`.") from None
+        complete = False
+    if not complete or not all(1 <= side <= bounds.SIZE.high for side in training.grid):
+        raise ConfigError(f"{path} holds no learned reducer: make one with `redi learn`.")
     if training.method not in LEARNED:
         raise ConfigError(f"{path} holds {training.method!r}, which this version of redi does not know.")
     return training
@@ -59,10 +65,14 @@ def load_learned(path: Path, backbone: Backbone) -> LearnedFile:
     require_fit(training, backbone, str(path))
     tensors, _ = artifacts.load(path)
     rows, columns = training.grid
-    method = LEARNED[training.method](replace(backbone.geometry, grid=(rows, columns)))
     try:
-        method.load_state_dict(tensors)
+        with torch.device("meta"):  # no memory is taken for a size that the file only claims to have
+            method = LEARNED[training.method](replace(backbone.geometry, grid=(rows, columns)))
+        method.load_state_dict(tensors, assign=True)
     except RuntimeError:
         raise ConfigError(f"{path} lacks parameters of {training.method}: run `redi learn` again.") from None
+    # What a method has counted may be infinite, as the distance of a scale of A-ViT that cannot meet a cost.
+    if any(value.isnan().any() for value in tensors.values()) or any(p.isinf().any() for p in method.parameters()):
+        raise ConfigError(f"{path} has parameters that are not finite: run `redi learn` again.")
     method.requires_grad_(False).eval().to(backbone.device)
     return LearnedFile(method, training, artifacts.tensor_digest(tensors)[:16])

@@ -21,6 +21,7 @@ from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
 from redi._version import __version__
+from redi.checks import parse_json
 from redi.errors import ArtifactError
 
 Key = Mapping[str, Any]
@@ -63,14 +64,14 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {})["manifest"])
-    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+            content = parse_json((file.metadata() or {})["manifest"])
+        whole = isinstance(content, dict) and {"key", "digest", "notes"} <= set(content)
+        whole = whole and content.pop("seal", "") == _seal(content)
+    except (OSError, KeyError, ValueError, RecursionError, safetensors.SafetensorError) as error:
         raise _damaged(path) from error
-    if not isinstance(content, dict) or not {"key", "digest", "notes"} <= set(content):
+    if not whole:
         raise _damaged(path)
-    if content.pop("seal", "") != _seal(content):
-        raise _damaged(path)
-    return content
+    return dict(content)
 
 
 def is_current(path: Path, key: Key) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from torch import Tensor
 
-from redi.checks import require_threads
+from redi import bounds
 from redi.errors import ConfigError
 from redi.grid import Grid
 from redi.records import artifacts
@@ -51,27 +52,25 @@ class DenseConfig:
     train: str
     val: str
     out: str
-    costs: tuple[float, ...] = COSTS
+    costs: Annotated[tuple[float, ...], bounds.COST] = COSTS
     rows: tuple[str, ...] = ()  # empty means the defaults
-    limit: int = 0  # scenes of each part, spread evenly; 0 means all
-    size: tuple[int, ...] = ()  # pixels of the shorter side, or height and width; empty means the pictures' own
-    void: int | None = None  # None: the largest value that is no class if there are names, else 255
+    limit: Annotated[int, bounds.LIMIT] = 0  # scenes of each part, spread evenly; 0 means all
+    # Pixels of the shorter side, or height and width; empty means the pictures' own.
+    size: Annotated[tuple[int, ...], bounds.SIDE] = ()
+    # None: the largest value that is no class if there are names, else 255.
+    void: Annotated[int | None, bounds.VOID] = None
     names: str = ""  # file with class names; empty means classes.txt beside the scenes, if there is one
-    steps: int = 1500  # of the head's training
-    seed: int = 0
-    repeats: int = 5  # of the timing
+    steps: Annotated[int, bounds.STEPS] = 1500  # of the head's training
+    seed: Annotated[int, bounds.SEED] = 0
+    repeats: Annotated[int, bounds.REPEATS] = 5  # of the timing
     device: str = "auto"
-    workers: int = 2
-    threads: int = 0
+    workers: Annotated[int, bounds.WORKERS] = 2
+    threads: Annotated[int, bounds.THREADS] = 0
 
     def checked(self) -> "DenseConfig":
-        if any(not 0 < cost < 1 for cost in self.costs):
-            raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
-        if self.size and (len(self.size) > 2 or min(self.size) < 1):
+        bounds.require_bounds(self)
+        if len(self.size) > 2:
             raise ConfigError("--size is a shorter side in pixels; given twice, it is height and width.")
-        if min(self.steps, self.repeats) < 1 or min(self.workers, self.limit, self.seed) < 0:
-            raise ConfigError("Steps and repeats must be at least 1; workers, limit and seed at least 0.")
-        require_threads(self.threads)
         return replace(self, costs=tuple(sorted(set(self.costs))) or COSTS)
 
 

@@ -1,14 +1,15 @@
 """What ``redi learn`` is asked for, and what its file says about the training."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from redi.checks import require_threads
+from redi import bounds
 from redi.errors import ConfigError
 from redi.records.setting import TunedModel
 from redi.reduction.learned import LEARNED
 
 #: Smallest number of images to learn from, and of those that are held out.
-FEWEST = 16
+FEWEST = int(bounds.LEARNED_FROM.low)
 #: The costs to learn for if none are given; those that a method cannot reach are left out.
 COSTS = (0.55, 0.65, 0.75)
 
@@ -20,32 +21,28 @@ class LearnConfig:
     backbone: str
     images: str
     method: str  # a name in LEARNED
-    costs: tuple[float, ...] = ()  # relative to dense; every batch draws one of them. Empty means COSTS
-    limit: int = 2000  # images to learn from, at most, drawn from the whole data set
-    held: int = 256  # further images that choose among the states of the parameters
+    # Relative to dense; every batch draws one of them. Empty means COSTS.
+    costs: Annotated[tuple[float, ...], bounds.COST] = ()
+    # Images to learn from, at most, drawn from the whole data set.
+    limit: Annotated[int, bounds.LEARNED_FROM] = 2000
+    held: Annotated[int, bounds.LEARNED_FROM] = 256  # further images that choose among the states of the parameters
     mirror: bool = False  # whether to learn from the mirror image of each image too
-    steps: int = 150
-    checks: int = 6  # how often the held-out images are looked at
-    batch: int = 32
-    rate: float = 0.0  # of AdamW, at the start; it falls to 0 as a cosine. 0 means the method's own
-    size: int = 0  # side of the input in pixels; 0 means that of the checkpoint's processor
-    seed: int = 0
+    steps: Annotated[int, bounds.STEPS] = 150
+    checks: Annotated[int, bounds.CHECKS] = 6  # how often the held-out images are looked at
+    batch: Annotated[int, bounds.BATCH] = 32
+    # Of AdamW, at the start; it falls to 0 as a cosine. 0 means the method's own.
+    rate: Annotated[float, bounds.RATE] = 0.0
+    # Side of the input in pixels; 0 means that of the checkpoint's processor.
+    size: Annotated[int, bounds.SIZE] = 0
+    seed: Annotated[int, bounds.SEED] = 0
     device: str = "auto"
-    workers: int = 2
-    threads: int = 0
+    workers: Annotated[int, bounds.WORKERS] = 2
+    threads: Annotated[int, bounds.THREADS] = 0
 
     def checked(self) -> "LearnConfig":
         if self.method not in LEARNED:
             raise ConfigError(f"There is no learned method {self.method!r}; choose one of {', '.join(LEARNED)}.")
-        if any(not 0 < cost < 1 for cost in self.costs):
-            raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
-        if min(self.limit, self.held) < FEWEST:
-            raise ConfigError(f"--limit and --held must be at least {FEWEST} images.")
-        if min(self.steps, self.checks, self.batch) < 1 or self.workers < 0 or self.size < 0:
-            raise ConfigError("--steps, --checks and --batch-size must be at least 1, --workers and --size at least 0.")
-        if not 0 <= self.rate < 1:
-            raise ConfigError(f"--rate must be at least 0 and less than 1, not {self.rate:g}.")
-        require_threads(self.threads)
+        bounds.require_bounds(self)
         return self
 
 

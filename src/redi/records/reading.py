@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from redi.checks import parse_json
 from redi.errors import ArtifactError, RediError, one_line
 from redi.records import artifacts
 
@@ -46,7 +47,7 @@ def _is_list(content: Any) -> bool:
 def read_record(path: Path, kind: type[Record], command: str, complete: bool = False) -> Record:
     """Read the record that ``command`` wrote. With ``complete``, no field may be missing."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8-sig"))
         record: Record = build(kind, content)
         if complete and (missing := set(_types(kind)) - set(content)):  # type: ignore[arg-type]
             raise KeyError(f"{min(missing)} is missing")

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from redi import bounds
 from redi.checks import require_types
 from redi.cost import Geometry
 from redi.errors import ArtifactError, ConfigError
@@ -56,34 +56,30 @@ class Setting:
     that is made by hand belongs to no model and fits all.
     """
 
-    cost: float = 0.65  # multiply-adds of the blocks and of the reducer, relative to dense
+    # Multiply-adds of the blocks and of the reducer, relative to dense.
+    cost: Annotated[float, bounds.COST_OR_DENSE] = 0.65
     shape: Shape | None = None  # None means the default of the task and the depth
-    protection: float = PROTECTION
-    steps: int = 0  # the most blocks that may remove tokens; 0 means all blocks of the shape
+    protection: Annotated[float, bounds.PROTECTION] = PROTECTION
+    # The most blocks that may remove tokens; 0 means all blocks of the shape.
+    steps: Annotated[int, bounds.BLOCKS] = 0
     model: TunedModel | None = None  # the only model that the setting is for
     second_look: SecondLook | None = None  # for a head: ``cost`` is then a mean over images
     outside: str = ""  # by how much the setting misses the tolerance of `redi tune`; empty if it does not
     task: str = ""  # classify or dense; empty means dense for a model that gives feature maps
     relevance: str = ""  # cls, mean_query or received; empty means cls if the model has a CLS token, else mean_query
     restore: str = "residual"  # how merged patches return to the full grid: residual, or copy of their token
-    tokens: int = 0  # merged patches that a language model reads, instead of the full grid; they decide, not ``cost``
+    # Merged patches that a language model reads, instead of the full grid; they decide, not ``cost``.
+    tokens: Annotated[int, bounds.LEFT_TOKENS] = 0
 
     def __post_init__(self) -> None:
         require_types(self)
-        if not 0 < self.cost <= 1:
-            raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {self.cost:g}.")
-        if not (isfinite(self.protection) and self.protection >= 0):
-            raise ConfigError(f"Protection must be 0 or more, not {self.protection:g}.")
+        bounds.require_bounds(self)
         if self.task and self.task not in TASKS:
             raise ConfigError(f"A task is {' or '.join(TASKS)}, not {self.task!r}.")
         if self.relevance and self.relevance not in RELEVANCES:
             raise ConfigError(f"Relevance is one of {', '.join(RELEVANCES)}, not {self.relevance!r}.")
         if self.restore not in RESTORES:
             raise ConfigError(f"Patches are restored by {' or '.join(RESTORES)}, not by {self.restore!r}.")
-        if self.tokens < 0:
-            raise ConfigError(f"The number of tokens must be 0 (the full grid) or a whole number, not {self.tokens}.")
-        if self.steps < 0:
-            raise ConfigError(f"The number of steps must be 0 (as many as the shape has) or more, not {self.steps}.")
 
     @property
     def is_plain(self) -> bool:

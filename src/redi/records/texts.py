@@ -64,8 +64,11 @@ def read_texts(path: Path) -> ClassTexts:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}: write the embeddings of the class names with `redi text`.")
     try:
-        return texts_of(*artifacts.load(path))
-    except (ArtifactError, KeyError):
+        texts = texts_of(*artifacts.load(path))
+        if texts.embeddings.shape[:1] != (len(texts.classes),) or not texts.embeddings.isfinite().all():
+            raise ValueError("not one finite embedding per class")
+        return texts
+    except (ArtifactError, KeyError, TypeError, ValueError, RuntimeError):
         raise ConfigError(
             f"{path} holds no embeddings of class names, or is damaged: write them with `redi text`."
         ) from None

@@ -1,10 +1,10 @@
 """The results of ``redi tune``: the content of tune.json."""
 
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
-from redi.checks import require_threads
+from redi import bounds
 from redi.errors import ConfigError
 from redi.records.reading import write_record
 from redi.records.results import Environment
@@ -13,7 +13,7 @@ from redi.records.timing import Spread
 from redi.reduction.schedule import Shape
 
 #: Smallest number of images in each part of a sample.
-FEWEST = 8
+FEWEST = int(bounds.SAMPLE.low)
 #: Default costs to try.
 COSTS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 #: Default tolerances: points of accuracy, and percent of agreement with dense.
@@ -29,35 +29,29 @@ class TuneConfig:
     backbone: str
     images: str
     task: str = "classify"  # or dense: what is lost is then measured on every patch, for a model without a head
-    max_drop: float | None = None  # points of accuracy that may be lost, where labels can be used; None: MAX_DROP
-    min_agreement: float | None = None  # percent of images or patches, where they cannot; None: by the task
-    costs: tuple[float, ...] = ()  # empty means all of COSTS that the backbone can reach
-    size: int = 0  # side of the input in pixels; 0 means that of the checkpoint's processor
+    # Points of accuracy that may be lost, where labels can be used; None: MAX_DROP.
+    max_drop: Annotated[float | None, bounds.PERCENT] = None
+    # Percent of images or patches, where they cannot; None: by the task.
+    min_agreement: Annotated[float | None, bounds.PERCENT] = None
+    # Empty means all of COSTS that the backbone can reach.
+    costs: Annotated[tuple[float, ...], bounds.COST] = ()
+    # Side of the input in pixels; 0 means that of the checkpoint's processor.
+    size: Annotated[int, bounds.SIZE] = 0
     resize: str = ""  # filter that resizes images; empty means the backbone's own
-    calibration: int = 192  # images to calibrate the schedule on
-    check: int = 1000  # largest number of images to check on
+    calibration: Annotated[int, bounds.SAMPLE] = 192  # images to calibrate the schedule on
+    check: Annotated[int, bounds.SAMPLE] = 1000  # largest number of images to check on
     class_map: str = ""
-    batch: int = 8  # images per call, timed or not
-    repeats: int = 15
-    limit: float = 10.0  # seconds of timing per setting
+    batch: Annotated[int, bounds.BATCH] = 8  # images per call, timed or not
+    repeats: Annotated[int, bounds.REPEATS] = 15
+    limit: Annotated[float, bounds.SECONDS] = 10.0  # seconds of timing per setting
     device: str = "auto"
-    workers: int = 2
-    threads: int = 0
+    workers: Annotated[int, bounds.WORKERS] = 2
+    threads: Annotated[int, bounds.THREADS] = 0
 
     def checked(self) -> "TuneConfig":
-        if not (isfinite(self.max_drop or 0) and (self.max_drop or 0) >= 0):
-            raise ConfigError(f"--max-drop must be 0 or more points, not {self.max_drop:g}.")
-        if not 0 <= (self.min_agreement or 0) <= 100:
-            raise ConfigError(f"--min-agreement must be 0 to 100 percent, not {self.min_agreement:g}.")
+        bounds.require_bounds(self)
         if self.task not in TASKS:
             raise ConfigError(f"--task must be {' or '.join(TASKS)}, not {self.task!r}.")
-        if any(not 0 < cost < 1 for cost in self.costs):
-            raise ConfigError("A --cost must lie between 0 and 1, which is dense.")
-        require_threads(self.threads)
-        if min(self.batch, self.repeats) < 1 or self.workers < 0:
-            raise ConfigError("Batch and repeats must be at least 1, workers at least 0.")
-        if min(self.calibration, self.check) < FEWEST:
-            raise ConfigError(f"Calibration and check need at least {FEWEST} images each.")
         return replace(self, costs=tuple(sorted(set(self.costs))))
 
     def allowed(self, labelled: bool) -> float:

@@ -2,14 +2,14 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from redi import bounds
 from redi.budget import Budget
-from redi.checks import require_threads
 from redi.errors import ConfigError, RediError
 from redi.images.preprocessing import FILTERS
 from redi.probe import LinearProbe
@@ -19,30 +19,6 @@ from redi.vocabulary import N_PASSES, N_WORDS
 
 T = TypeVar("T")
 
-#: Words are stored in 16 bits.
-MOST_WORDS = 32767
-#: The smallest and the largest value of a setting. The largest are far beyond use, but can be computed with.
-RANGES: dict[str, tuple[int, int]] = {
-    "size": (0, 32768),
-    "limit": (0, 10**9),
-    "seed": (0, 2**32 - 1),
-    "vocabulary.n_words": (1, MOST_WORDS),
-    "vocabulary.n_passes": (1, 1000),
-    "probe.epochs": (0, 10**6),
-    "probe.batch_size": (1, 10**9),
-    "probe.min_steps": (0, 10**9),
-    "probe.learning_rate": (0, 1000),
-    "probe.weight_decay": (0, 1000),
-    "analysis.n_words": (1, MOST_WORDS),
-    "analysis.sample": (1, 10_000),
-    "analysis.typical": (1, 100),
-    "runtime.batch_size": (1, 10**6),
-    "runtime.workers": (0, 1024),
-    "runtime.chunk": (1, 10**9),
-    "runtime.patience": (0, 10**6),
-    "runtime.save_every": (0, 10**6),
-    "budget.spatial": (-1000, 1000),
-}
 CLASSIFIERS = ("probe", "native", "both")
 FEATURES = ("postnorm", "prenorm")
 CACHES = ("none", "fp16")
@@ -52,17 +28,18 @@ PLACES = ("backbone", "train", "val", "class_map")
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    n_words: int = N_WORDS  # visual words, the paper's K
-    n_passes: int = N_PASSES  # k-means passes over the corpus
+    n_words: Annotated[int, bounds.WORDS] = N_WORDS  # visual words, the paper's K
+    n_passes: Annotated[int, bounds.PASSES] = N_PASSES  # k-means passes over the corpus
 
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    epochs: int = LinearProbe.epochs
-    batch_size: int = LinearProbe.batch_size
-    learning_rate: float = LinearProbe.learning_rate
-    weight_decay: float = LinearProbe.weight_decay
-    min_steps: int = LinearProbe.min_steps  # small data sets take at least this many steps
+    epochs: Annotated[int, bounds.EPOCHS] = LinearProbe.epochs
+    batch_size: Annotated[int, bounds.PROBE_BATCH] = LinearProbe.batch_size
+    learning_rate: Annotated[float, bounds.PROBE_RATE] = LinearProbe.learning_rate
+    weight_decay: Annotated[float, bounds.DECAY] = LinearProbe.weight_decay
+    # Small data sets take at least this many steps.
+    min_steps: Annotated[int, bounds.PROBE_STEPS] = LinearProbe.min_steps
     features: str = "postnorm"  # tokens after the final norm, or before it (prenorm)
 
     @property
@@ -72,9 +49,9 @@ class ProbeConfig:
 
 @dataclass(frozen=True)
 class AnalysisConfig:
-    n_words: int = N_WORDS  # words of figure 2's own codebooks
-    sample: int = 96  # validation images in the explorer
-    typical: int = 6  # thumbnails per visual word
+    n_words: Annotated[int, bounds.WORDS] = N_WORDS  # words of figure 2's own codebooks
+    sample: Annotated[int, bounds.SHOWN_IMAGES] = 96  # validation images in the explorer
+    typical: Annotated[int, bounds.SHOWN_PATCHES] = 6  # thumbnails per visual word
 
 
 @dataclass(frozen=True)
@@ -82,14 +59,16 @@ class RuntimeConfig:
     """How to compute, not what to compute: these settings change results in their last digits at most."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    batch_size: int = 32
-    workers: int = 2  # processes that decode images ahead
-    threads: int = 0  # CPU threads of torch; 0 means torch's own choice
+    batch_size: Annotated[int, bounds.BATCH] = 32
+    workers: Annotated[int, bounds.WORKERS] = 2  # processes that decode images ahead
+    threads: Annotated[int, bounds.THREADS] = 0  # CPU threads of torch; 0 means torch's own choice
     strict: bool = False  # stop at an image, link or folder that cannot be read instead of leaving it out
     cache: str = "none"  # fp16 keeps patch features on disk, so that later passes skip the backbone
-    chunk: int = 256  # images per chunk, the unit of work that a killed run may lose
-    save_every: float = 5.0  # seconds between two saves of finished work
-    patience: float = 120.0  # seconds to wait for a batch before the workers are restarted
+    # Images per chunk, the unit of work that a killed run may lose.
+    chunk: Annotated[int, bounds.CHUNK] = 256
+    save_every: Annotated[float, bounds.PAUSE] = 5.0  # seconds between two saves of finished work
+    # Seconds to wait for a batch before the workers are restarted.
+    patience: Annotated[float, bounds.SECONDS] = 120.0
 
 
 @dataclass(frozen=True)
@@ -99,12 +78,13 @@ class RunConfig:
     val: str = ""  # labelled images for the evaluation
     out: str = ""  # the run folder
     revision: str = ""  # of a Hub name
-    size: int = 0  # side of the crop in pixels; 0 gives a 14x14 grid
+    size: Annotated[int, bounds.SIZE] = 0  # side of the crop in pixels; 0 gives a 14x14 grid
     resize: str = ""  # filter that resizes images, e.g. bilinear; empty means the checkpoint's own, else bicubic
     classifier: str = "probe"  # probe, native or both
     class_map: str = ""  # file that maps folders to the classes of the checkpoint's head
-    limit: int = 0  # images per class, the first ones of training and of validation; 0 means all
-    seed: int = 0  # draws the views, the random score and the probe's batches
+    # Images per class, the first ones of training and of validation; 0 means all.
+    limit: Annotated[int, bounds.LIMIT] = 0
+    seed: Annotated[int, bounds.SEED] = 0  # draws the views, the random score and the probe's batches
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     budget: Budget = field(default_factory=Budget)
@@ -124,26 +104,15 @@ class RunConfig:
         _choice("features", self.probe.features, FEATURES)
         _choice("resize", self.resize, ("", *FILTERS))
         _choice("cache", self.runtime.cache, CACHES)
-        for name, value in _numbers(asdict(self)):
-            if isinstance(value, float) and not isfinite(value):
-                raise ConfigError(f"{name} must be a finite number, not {value}.")
-            if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
-                low, high = RANGES[name]
-                raise ConfigError(f"{name} must lie in {low:,} to {high:,}, not at {value:,}.")
-        require_threads(self.runtime.threads)
-        probe = self.probe
-        if not probe.learning_rate > 0:
-            raise ConfigError(f"probe.learning_rate must be positive, not {probe.learning_rate:g}.")
-        if max(probe.epochs, probe.min_steps) < 1:
+        bounds.require_bounds(self)
+        if max(self.probe.epochs, self.probe.min_steps) < 1:
             raise ConfigError("The probe must take at least one step: raise probe.epochs or probe.min_steps.")
-        if not self.runtime.patience > 0:
-            raise ConfigError(f"runtime.patience must be positive, not {self.runtime.patience:g}.")
         return self
 
 
 def read_config(path: Path) -> RunConfig:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -216,15 +185,6 @@ def to_toml(config: RunConfig) -> str:
 def _line(name: str, value: object) -> str:
     """Strings, finite numbers and booleans read the same in JSON and in TOML."""
     return f"{name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-
-
-def _numbers(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a configuration by their full names, e.g. ``probe.epochs``."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
 
 
 def _encodable(name: str, value: str) -> None:

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from redi._version import __version__
-from redi.checks import require_threads
+from redi.bounds import THREADS
 from redi.records.results import Environment
 
 
@@ -33,7 +33,7 @@ def environment(device: torch.device, processes: int = 1) -> Environment:
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Set the number of CPU threads of torch within the context; 0 changes nothing."""
-    require_threads(count)
+    THREADS.require("threads", count)
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 from redi.attention import scores_of
 from redi.backbone import Backbone, load_backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
+from redi.bounds import MOST_WORDS
 from redi.errors import ArtifactError, ConfigError, CorpusError, ImageError
 from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
@@ -21,7 +22,7 @@ from redi.records import artifacts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
 from redi.rows import paper_scores
 from redi.runs.cache import FeatureCache
-from redi.runs.config import MOST_WORDS, RunConfig, located, overlay, saved_config, to_toml
+from redi.runs.config import RunConfig, located, overlay, saved_config, to_toml
 from redi.runs.distributed import Ranks
 from redi.runs.passes import Outcome, Pass, PassRunner
 from redi.runs.places import run_data

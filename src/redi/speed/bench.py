@@ -5,16 +5,15 @@ from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from redi import bounds
 from redi.backbone import Backbone, load_backbone
 from redi.budget import Budget
-from redi.checks import require_threads
 from redi.errors import ConfigError
 from redi.learning.files import SUFFIX
 from redi.records.timing import DEFINITIONS, BenchResult
@@ -39,22 +38,25 @@ class BenchConfig:
     backbone: str = ""  # Hub name or folder; empty means random weights of a size
     model_size: str = ""  # tiny, small or base
     head: bool = False  # whether random weights have a classification head
-    size: int = 0  # pixels of the input
+    size: Annotated[int, bounds.SIZE] = 0  # pixels of the input
     reducers: tuple[str, ...] = ()  # names in REDUCERS, accelerate(-dense), files of redi learn; dense is always there
-    batch_sizes: tuple[int, ...] = ()
+    batch_sizes: Annotated[tuple[int, ...], bounds.BATCH] = ()
     dtypes: tuple[str, ...] = ()  # fp32, bf16
     modes: tuple[str, ...] = ()  # eager, compile
     scoring: bool = True  # whether one-shot rows are also timed with the pass that scores
-    repeats: int = 0
-    seconds: float = 60.0  # of timing per configuration; long calls are repeated less often
-    threads: int = 0  # CPU threads of torch
+    repeats: Annotated[int, bounds.REPEATS_OR_DEFAULT] = 0
+    # Of timing per configuration; long calls are repeated less often.
+    seconds: Annotated[float, bounds.SECONDS] = 60.0
+    threads: Annotated[int, bounds.THREADS] = 0  # CPU threads of torch
     device: str = "auto"
     quick: bool = False  # a smoke test
     budget: Budget = Budget()  # of one-shot reducers
-    cost: float = 0.0  # of progressive reducers, relative to dense; 0 means the operator's
+    # Of progressive reducers, relative to dense; 0 means the operator's.
+    cost: Annotated[float, bounds.COST_OR_DEFAULT] = 0.0
 
     def resolved(self, device: torch.device) -> "BenchConfig":
         """The same configuration with all defaults filled in. An impossible choice raises :class:`ConfigError`."""
+        bounds.require_bounds(self)
         if self.backbone and self.model_size:
             raise ConfigError("Give --backbone or --model-size, not both.")
         if self.backbone and self.head:
@@ -78,11 +80,6 @@ class BenchConfig:
         _require_known("reducer", named, (*REDUCERS, *accelerated))
         _require_known("dtype", plan.dtypes, DTYPES)
         _require_known("mode", plan.modes, MODES)
-        if not 0 <= plan.cost < 1:
-            raise ConfigError(f"A cost lies between 0 and 1 (dense), not at {plan.cost:g}.")
-        require_threads(plan.threads)
-        if min(plan.batch_sizes) < 1 or plan.repeats < 1 or not 0 < plan.seconds < inf:
-            raise ConfigError("Batch size and repeats must be at least 1, and the seconds of timing more than 0.")
         return plan
 
 
