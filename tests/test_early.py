@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from redi.attention import ATTENTION_SCORES, AttentionScore
 from redi.cost import Geometry, block_cost
 from redi.early import (
     GLANCE,
@@ -70,6 +71,19 @@ def test_the_cost_of_a_block_by_hand() -> None:
     assert place_cost(ON, "block4", SIZE, True, "gt", "") == words
     assert place_cost(ON, "block4", SIZE, True, "predicted", "") == words + probe
     assert place_cost(ON, "block4", SIZE, True, "posterior", "cls_mean") == words + probe + mean + 201 * 768
+
+
+@pytest.mark.parametrize(
+    ("needs_cls", "every_query", "queries"), [(True, False, 1), (False, False, 201), (True, True, 201)]
+)
+def test_a_new_attention_score_is_billed_for_the_queries_that_it_declares(
+    monkeypatch: pytest.MonkeyPatch, needs_cls: bool, every_query: bool, queries: int
+) -> None:
+    toy = AttentionScore(
+        "Toy", "toy", lambda means, rows, prefix: rows[:, 0, prefix:], needs_cls=needs_cls, every_query=every_query
+    )
+    monkeypatch.setitem(ATTENTION_SCORES, "toy", toy)
+    assert place_cost(ON, "block4", SIZE, False, "", "toy") == queries * 201 * 768
 
 
 def test_the_cost_of_a_glance_counts_its_forward() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from redi.attention import ATTENTION_SCORES
 from redi.errors import ArtifactError, BackboneError, CorpusError, ImageError, LoaderError
 from redi.images import FolderImages
 from redi.images.loader import Batch, BatchSource
@@ -39,6 +40,23 @@ def test_tables_print_gain_and_what_they_exclude(finished: Path, capsys: pytest.
     printed = capsys.readouterr().out
     for text in ("Table 1", "Table 2", "Table 3", "Gain", "[gt]", "oracle", "Excludes score"):
         assert text in printed
+
+
+def test_results_from_before_a_new_attention_score_are_read(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = read_results(finished)
+    monkeypatch.setitem(ATTENTION_SCORES, "toy", replace(ATTENTION_SCORES["mass"], title="Toy", short="toy"))
+    assert read_results(finished) == results
+    print_tables(results)
+
+
+@pytest.mark.parametrize("scores", [[], ["rollout"], ["mass", "mass"], ["mass", "nothing"]])
+def test_results_with_scores_that_no_backbone_has_are_damaged(
+    finished: Path, tmp_path: Path, scores: list[str]
+) -> None:
+    results = read_results(finished)
+    write_results(tmp_path, replace(results, notes=replace(results.notes, attention_scores=scores)))
+    with pytest.raises(ArtifactError, match="no backbone with the attention scores"):
+        read_results(tmp_path)
 
 
 def test_everything_is_skipped_the_second_time_and_redone_when_a_setting_changes(

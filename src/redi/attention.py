@@ -114,6 +114,11 @@ class AttentionScore:
     raw: Callable[[Sequence[Tensor], Tensor, int], PatchMap]
     every_block: bool = False  # whether it reads all blocks, not only the last one
     needs_cls: bool = True  # whether it reads the row of the CLS token
+    every_query: bool = False  # whether it reads the rows of all tokens; without the CLS row it must
+
+    def queries(self, tokens: int) -> int:
+        """The number of queries whose attention it reads in a block."""
+        return tokens if self.every_query or not self.needs_cls else 1
 
     def map(self, means: Sequence[Tensor], rows: Tensor, prefix: int) -> PatchMap:
         return minmax(self.raw(means, rows, prefix))
@@ -126,7 +131,7 @@ ATTENTION_SCORES: dict[str, AttentionScore] = {
         "Incoming mass", "mass", lambda means, rows, prefix: mass_of(means[-1], prefix), needs_cls=False
     ),
     "rollout": AttentionScore(
-        "Rollout", "rollout", lambda means, rows, prefix: rollout_of(means, prefix), every_block=True
+        "Rollout", "rollout", lambda means, rows, prefix: rollout_of(means, prefix), every_block=True, every_query=True
     ),
     "cls_max": AttentionScore("CLS max", "CLS max", lambda means, rows, prefix: cls_max_of(rows, prefix)),
     "cls_mean": AttentionScore("CLS mean", "CLS mean", lambda means, rows, prefix: cls_mean_of(rows, prefix)),

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from redi.attention import ATTENTION_SCORES
 from redi.cost import Geometry
 from redi.errors import ConfigError
 from redi.grid import Grid
@@ -96,7 +97,8 @@ def place_cost(on: Geometry, place: str, size: CorpusSize, uses_corpus: bool, so
     With n patches, T tokens and width D: a glance adds all its blocks. A corpus term of K words adds n K D for the
     assignment. A class that is not given adds D C for the probe over C classes; their posterior adds C K for the mean
     of their TF-IDF, which is one row of the table otherwise. The attention of all queries (``mass``) adds T^2 D, that
-    of CLS alone T D: a fused kernel does not give it away. The lookup of the patches' words multiplies nothing.
+    of CLS alone T D, as the score declares: a fused kernel does not give it away. The lookup of the patches' words
+    multiplies nothing.
     """
     glance = place == GLANCE
     grid = glance_grid(on.grid) if glance else on.grid
@@ -108,5 +110,5 @@ def place_cost(on: Geometry, place: str, size: CorpusSize, uses_corpus: bool, so
         cost += size.classes * on.width if source in ("predicted", "posterior") else 0
         cost += size.classes * words if source == "posterior" else 0
     if attention:
-        cost += (tokens if attention == "mass" else 1) * tokens * on.width
+        cost += ATTENTION_SCORES[attention].queries(tokens) * tokens * on.width
     return cost

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import redi
 from families import save_checkpoint
+from redi.attention import ATTENTION_SCORES, AttentionScore, mass_of
 from redi.backbone import load_backbone
 from redi.budget import Budget
 from redi.cli import app
@@ -134,7 +135,7 @@ def seen_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     def spy(seen: Seen) -> torch.Tensor:
         caught.append(seen)
-        return seen.mass
+        return seen.attention["mass"]
 
     monkeypatch.setitem(CHOOSERS, "mass", replace(CHOOSERS["mass"], map=spy))
     shutil.rmtree(folder / "retrieval")
@@ -180,6 +181,24 @@ def test_features_are_those_of_the_frozen_backbone(measured: Path) -> None:
         patches = normalize(normed[:, backbone.prefix :], dim=-1)
         best = patches[0, scores[0].argsort(descending=True, stable=True)[0]]
         torch.testing.assert_close(stored["queries-patches/mass"][0, 0].float(), best, atol=1e-3, rtol=0)
+
+
+def test_retrieval_reads_a_new_attention_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a toy that is the mass of the first block, which only a pass that watches all blocks can give."""
+    before = stored_of(folder)
+    toy = AttentionScore(
+        "Toy", "toy", lambda means, rows, prefix: mass_of(means[0], prefix), every_block=True, needs_cls=False
+    )
+    with open_run(saved_config(folder)) as run, torch.no_grad():
+        rows = retrieval_rows(ground_of(run))
+        monkeypatch.setitem(ATTENTION_SCORES, "toy", toy)
+        variants = [ground_of(run).row(Score(local=name)) for name in ("toy", "mass")]
+        side = replace(retrieval_sides(run, rows)[1], variants=variants, name="toys")
+        embed_side(run, side, Catalogue())
+    stored = stored_of(folder)
+    mass = before["queries-features/mass"]
+    torch.testing.assert_close(stored["toys-features/mass"], mass, atol=1e-3, rtol=0)
+    assert (stored["toys-features/toy"] - mass).abs().max() > 0.01
 
 
 def test_the_record_of_retrieval_says_whose_labels_each_row_uses(measured: Path) -> None:

@@ -60,7 +60,7 @@ class Watch:
 
 
 class AttentionScores:
-    """The attention scores of one dense pass, from statistics taken inside the forward pass.
+    """The attention scores of one dense pass, all or those named, from statistics taken inside the forward pass.
 
     ::
 
@@ -69,11 +69,11 @@ class AttentionScores:
         maps = scores.maps()          # name -> [batch, patches]
     """
 
-    def __init__(self, depth: int, prefix: int, has_cls: bool = True) -> None:
+    def __init__(self, depth: int, prefix: int, has_cls: bool = True, names: Iterable[str] | None = None) -> None:
         self.prefix = prefix
-        self.names = scores_of(has_cls)
-        # Rollout reads every block.
-        self.means = Watch(head_mean, blocks=range(depth) if has_cls else (depth - 1,))
+        self.names = scores_of(has_cls) if names is None else list(names)
+        every_block = any(ATTENTION_SCORES[name].every_block for name in self.names)
+        self.means = Watch(head_mean, blocks=range(depth) if every_block else (depth - 1,))
         self.rows = Watch(cls_rows, blocks=(depth - 1,))
 
     @property

@@ -14,9 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from redi.attention import head_mean, mass_of
-from redi.backbone import Backbone
-from redi.backbone.watch import Watch
+from redi.attention import ATTENTION_SCORES
+from redi.backbone import AttentionScores, Backbone
 from redi.centroids import nearest_words
 from redi.corpus import LABEL_SOURCES, TRUE_CLASS, CorpusTerm, Evidence, corpus_map, tfidf_term
 from redi.errors import InvalidInput
@@ -50,7 +49,7 @@ class Seen:
     idf: Float[Tensor, " words"]
     words: Int[Tensor, "batch patches"]
     views: Sequence[tuple[View, ...]]
-    mass: Maps
+    attention: Mapping[str, Maps]  # attention scores by name
     probabilities: Float[Tensor, "batch classes"]
     labels: Int[Tensor, " batch"] | None  # None on the side of the queries
     indices: Sequence[int]
@@ -67,9 +66,8 @@ class Seen:
 
     def _local(self, name: str) -> Maps:
         if name == RANDOM:
-            return minmax(random_scores(self.seed, list(self.indices), self.words.shape[1]).to(self.mass.device))
-        assert name == "mass"
-        return self.mass
+            return minmax(random_scores(self.seed, list(self.indices), self.words.shape[1]).to(self.words.device))
+        return self.attention[name]
 
     def _corpus(self, label_source: str) -> Maps:
         source = LABEL_SOURCES[label_source]
@@ -179,8 +177,10 @@ class _Step:
     def __call__(self, batch: Batch, _sums: Mapping[str, Any]) -> Mapping[str, Tensor]:
         run, side, backbone = self.run, self.side, self.run.backbone
         tokens = backbone.embed(backbone.preprocessing.normalise(batch.pixels[:, 0].to(run.device)))
-        attention = Watch(head_mean, blocks=(backbone.depth - 1,))
-        hidden = backbone.encode(tokens, watch=[attention])
+        used = [MAIN_SCORE.local, *(variant.score.local for variant in side.variants)]  # choosers use the main score's
+        names = dict.fromkeys(name for name in used if name in ATTENTION_SCORES)
+        attention = AttentionScores(backbone.depth, backbone.prefix, backbone.has_cls, names)
+        hidden = backbone.encode(tokens, watch=attention.watches)
         seen = self._seen(batch, hidden, attention)
         rows, begun = {}, {0: tokens}
         for variant in side.variants:
@@ -201,7 +201,7 @@ class _Step:
             rows[f"{side.patches}/{name}"] = vectors.half()
         return rows
 
-    def _seen(self, batch: Batch, hidden: Tensor, attention: Watch) -> Seen:
+    def _seen(self, batch: Batch, hidden: Tensor, attention: AttentionScores) -> Seen:
         run, backbone = self.run, self.run.backbone
         term, idf, centroids = self._corpus
         _, words = nearest_words(hidden[:, backbone.prefix :], centroids)
@@ -211,7 +211,7 @@ class _Step:
             idf,
             words,
             batch.views,
-            minmax(mass_of(attention.values()[-1], backbone.prefix)),
+            attention.maps(),
             classifier.of_data(classifier.logits(hidden)).softmax(dim=1),
             batch.labels.to(run.device) if self.side.labelled else None,
             batch.indices,

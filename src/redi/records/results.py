@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redi.attention import scores_of
+from redi.attention import ATTENTION_SCORES
 from redi.budget import Budget
 from redi.corpus import LABEL_SOURCES
 from redi.cost import CostRow
 from redi.early import require_place
 from redi.errors import ArtifactError, InvalidInput, RediError
 from redi.records.reading import read_record, write_record
-from redi.rows import DENSE, MAIN_ROW, PAPER_CORPUS, CorpusSettings, Score, describe, paper_scores
+from redi.rows import DENSE, MAIN_ROW, MAIN_SCORE, PAPER_CORPUS, CorpusSettings, Score, describe, paper_scores
 
 FILE = "results.json"
 #: How far the ends of an interval may lie beyond 0 and 100 percent.
@@ -191,8 +191,11 @@ def _require_complete(results: Results) -> None:
         if row.label_source and row.label_source not in LABEL_SOURCES:
             raise ArtifactError(f"There is no label source {row.label_source!r}.")
         Score.parse(row.scorer)
-    if results.notes.attention_scores not in (scores_of(has_cls=True), scores_of(has_cls=False)):
-        raise ArtifactError(f"There is no backbone with the attention scores {results.notes.attention_scores}.")
+    # An older file lacks scores that were added since.
+    stored = results.notes.attention_scores
+    known = MAIN_SCORE.local in stored and set(stored) <= set(ATTENTION_SCORES)
+    if not known or len(set(stored)) < len(stored):
+        raise ArtifactError(f"There is no backbone with the attention scores {stored}.")
     for classifier in results.classifiers:
         for name in (DENSE, *results.scores):
             results.row(name, classifier)
