@@ -20,12 +20,12 @@ def test_shares_of_images_have_mcnemar_tests() -> None:
     assert p_values == pytest.approx(holm([mcnemar(8, 0), mcnemar(0, 2)]))
 
 
-def test_means_over_images_have_z_tests_and_are_in_percent_points() -> None:
+def test_means_over_images_have_t_tests_and_are_in_percent_points() -> None:
     base = torch.tensor([0.1, 0.2, 0.3, 0.4])
     paired = paired_to({"base": base, "other": base + torch.tensor([0.1, 0.3, 0.1, 0.3])}, "base")
     assert paired["other"].delta == pytest.approx(20, abs=1e-4)
-    # sd = 0.11547, so the interval is 20 +- 1.96 * 11.547 / 2.
-    assert paired["other"].interval == pytest.approx((20 - 11.316, 20 + 11.316), abs=1e-2)
+    # sd = 0.11547 and t = 3.18245 at three degrees of freedom, so the interval is 20 +- 3.18245 * 11.547 / 2.
+    assert paired["other"].interval == pytest.approx((20 - 18.374, 20 + 18.374), abs=1e-2)
     assert paired["other"].p_value == paired_mean_test(base + torch.tensor([0.1, 0.3, 0.1, 0.3]), base)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import redi.segmentation.bench as bench_module
@@ -20,7 +21,7 @@ from redi.cli import app
 from redi.errors import ArtifactError, ConfigError, CorpusError
 from redi.records.dense import DenseConfig, DenseRecord, load_row, load_scenes, read_dense, row_name, write_dense
 from redi.reduction import PROGRESSIVE
-from redi.report.dense import class_sheet, dense_sheets, draw_dense
+from redi.report.dense import class_sheet, dense_sheets, draw_dense, print_dense
 from redi.report.dense_page import build_dense_report, class_colours, page_data
 from redi.report.dense_scene import draw_scene
 from redi.segmentation.bench import measure_dense
@@ -292,6 +293,18 @@ def test_the_tables_have_every_row_and_class(record: DenseRecord) -> None:
     assert all(len(row) == len(first.columns) for row in first.rows)
     assert [row[0] for row in class_sheet(record).rows] == list(CLASSES)
     assert len(draw_dense(record).axes) == 2
+
+
+def test_intervals_over_few_images_are_said_to_be_narrow(ground: Path, record: DenseRecord, tmp_path: Path) -> None:
+    """In the record, in the terminal and on the page; not from 30 images on."""
+    warning = "5 images are few: the 95 % intervals of mIoU are too narrow"
+    assert warning in record.definitions["interval"]
+    console = Console(record=True, width=300)
+    print_dense(record, console)
+    assert warning in console.export_text()
+    shutil.copytree(ground / "out", tmp_path / "out")
+    assert warning in build_dense_report(tmp_path / "out").read_text()
+    assert not any("few" in note for sheet in dense_sheets(replace(record, images=30)) for note in sheet.notes)
 
 
 def test_the_page_holds_the_scenes_and_asks_for_nothing(ground: Path, record: DenseRecord, tmp_path: Path) -> None:

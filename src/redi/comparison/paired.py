@@ -1,12 +1,11 @@
 """Paired differences of many rows to one of them, with Holm's correction."""
 
 from collections.abc import Mapping
-from math import sqrt
 
 from torch import Tensor
 
 from redi.records.paired import Paired
-from redi.statistics import Z, holm, mcnemar_test, paired_bootstrap, paired_mean_test
+from redi.statistics import holm, mcnemar_test, mean_interval, paired_bootstrap, paired_mean_test
 
 
 def paired_to(values: Mapping[str, Tensor], reference: str) -> dict[str, Paired]:
@@ -23,6 +22,4 @@ def _paired(first: Tensor, second: Tensor, p_value: float) -> Paired:
         drawn = paired_bootstrap(first, second)
         return Paired(drawn.delta, drawn.interval, p_value)
     difference = 100 * (first.double() - second.double())
-    mean = difference.mean().item()
-    spread = Z * difference.std().item() / sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return Paired(mean, (mean - spread, mean + spread), p_value)
+    return Paired(difference.mean().item(), mean_interval(difference), p_value)

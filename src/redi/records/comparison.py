@@ -26,7 +26,7 @@ class Line:
     p_reference: float
     spearman: float | None  # with the reference row's score, mean over images
     overlap: float | None  # percent of the kept patches that the reference row also keeps
-    p_divergence: float  # paired z-test of the mean KL divergence against the reference row's
+    p_divergence: float  # paired t-test of the mean KL divergence against the reference row's
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Paired:
     """A row minus another one, in percent points.
 
-    A share of images has a paired bootstrap and an exact McNemar test, a mean over images a normal interval and a
-    paired z-test. The p-value is corrected by Holm's method over the rows that are compared with the same one.
+    A share of images has a paired bootstrap and an exact McNemar test, a mean over images an interval and a paired
+    test by Student's t. The p-value is corrected by Holm's method over the rows that are compared with the same one.
     """
 
     delta: float

@@ -35,7 +35,7 @@ FOOTNOTES = (
     (("p", "p ref"), "exact McNemar tests, corrected by Holm's method over the rows of this table."),
     (("Agree",), "percent of images with dense's Top-1."),
     (("KL",), "divergence from dense's output, nats."),
-    (("p KL",), "paired z-test of KL, corrected by Holm's method."),
+    (("p KL",), "paired t-test of KL, corrected by Holm's method."),
     (("ρ",), "Spearman's correlation of the scores."),
     (("Overlap",), "percent of the kept patches that both rows keep."),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from redi.records.dense import ACCELERATE, DenseRecord, DenseRow
+from redi.records.dense import ACCELERATE, DenseRecord, DenseRow, interval_warning
 from redi.records.setting import RESTORES, Setting
 from redi.reduction.titles import title
 from redi.report.lines import LETTERS, Line, draw_lines, panels_for
@@ -58,6 +58,7 @@ def _sheet(record: DenseRecord, cost: float) -> Sheet:
         f"{record.images} images, void pixels ({record.void}) left out. All rows read the same linear head, which was "
         f"trained on dense tokens of {record.head.images} images.",
         *([] if shipped else ["redi.accelerate was not measured at this cost."]),
+        *filter(None, [interval_warning(record.images)]),
     ]
     return Sheet(
         f"Dense prediction at cost {cost:g}",

@@ -70,7 +70,7 @@ def _sheet(record: Localisation) -> Sheet:
             (("Best IoU", "at"), "the same at the one threshold that is best on these images themselves."),
             (
                 ("Δ point", "p point", "Δ IoU", "95 %", "p IoU"),
-                f"against {record.reference}: exact McNemar test, paired z-test with its normal interval; p-values are "
+                f"against {record.reference}: exact McNemar test, paired t-test with its interval; p-values are "
                 "corrected by Holm's method over the rows of this table.",
             ),
         ),

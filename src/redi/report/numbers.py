@@ -11,7 +11,7 @@ def interval(value: tuple[float, float]) -> str:
 
 
 def p_text(value: float) -> str:
-    """One digit. Below 1e-99 the normal approximation of a test means nothing, and it may underflow to 0."""
+    """One digit. Below 1e-99 the distribution that a test assumes means nothing, and p may underflow to 0."""
     if value < 1e-99:
         return "<1e-99"
     return f"{value:.1g}"

@@ -82,7 +82,7 @@ def _sheet(record: Retrieval, feature: str) -> Sheet:
             ((RECALL_1, RECALL_10), "percent of queries with an image of their class among the first 1 or 10."),
             ((MAP,), "mean average precision over the whole ranking, percent; bold is the best reduced row."),
             (("p kNN",), "exact McNemar test against dense, corrected by Holm's method over the rows of this table."),
-            (("Δ mAP", "95 %", "p mAP"), "against dense: normal interval, paired z-test with Holm's correction."),
+            (("Δ mAP", "95 %", "p mAP"), "against dense: interval and paired t-test, with Holm's correction."),
             (("Δ mAP ref", "p mAP ref"), f"the same against {record.reference}."),
         ),
     )
@@ -127,7 +127,7 @@ def _index_sheet(record: Retrieval) -> Sheet:
         ],
         [
             f"Tests are against {record.index_reference} with as many vectors: exact McNemar tests of R@1 and paired "
-            "z-tests of mAP, corrected by Holm's method over the rows with as many vectors."
+            "t-tests of mAP, corrected by Holm's method over the rows with as many vectors."
         ],
     )
 

@@ -19,6 +19,7 @@ from redi.records.dense import (
     Difference,
     HeadNotes,
     InputNotes,
+    interval_warning,
     row_name,
 )
 from redi.records.results import Environment
@@ -134,7 +135,7 @@ def summarise(
             images=notes["images"],
         ),
         left_out=left_out,
-        definitions=DEFINITIONS,
+        definitions=DEFINITIONS | {"interval": f"{DEFINITIONS['interval']} {interval_warning(len(stems))}".strip()},
         config=config,
         environment=environment,
     )
