@@ -1,7 +1,9 @@
 """Value and shape checks of the public functions.
 
 They read tensor values, so they synchronise with the device and cannot be traced. They belong in the public
-wrappers, never in the tensor cores that are compiled or exported.
+wrappers, never in the tensor cores that are compiled or exported. So a model's ``forward`` does not check its outputs.
+Weights that are not finite are refused when a model is loaded or accelerated, and every command checks the outputs that
+it records, where they reach the CPU.
 """
 
 import json
@@ -12,9 +14,9 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from redi.errors import ConfigError, InvalidInput, RediError
+from redi.errors import BackboneError, ConfigError, InvalidInput, RediError
 
 
 def parse_json(text: str) -> Any:
@@ -55,6 +57,14 @@ def require_finite(values: Tensor, name: str) -> None:
     if not bool(values.isfinite().all()):
         count = int((~values.isfinite()).sum())
         raise InvalidInput(f"{name} must be finite, but {count} of {values.numel()} values are not.")
+
+
+def require_finite_weights(model: nn.Module) -> None:
+    for name, values in model.state_dict().items():
+        if not (values.is_meta or values.isfinite().all()):
+            raise BackboneError(
+                f"The weights {name} are not all finite: the checkpoint is damaged, or training diverged."
+            )
 
 
 def require_float(values: Tensor, name: str) -> None:

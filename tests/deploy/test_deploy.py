@@ -17,6 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import BeitConfig, BeitModel, ViTImageProcessorPil, ViTModel, pipeline
 
 from families import CHECKPOINTS, inputs_of, make_model, save_checkpoint
+from pickling import copies
 from redi import unreduce
 from redi.backbone import Tokens, load_backbone
 from redi.deploy import Accelerated, Setting, accelerate
@@ -117,6 +118,23 @@ def test_the_given_model_is_left_alone(name: str) -> None:
         assert torch.equal(value, weights[key])
     torch.manual_seed(1)  # MAE masks at random
     assert_equal_outputs(given.eval()(**inputs_of(given, pixels)), before, exact=0)
+
+
+@families
+def test_a_pickled_or_copied_model_computes_the_same(name: str) -> None:
+    model, pixels = accelerate(make_model(name), cost=COST), images()
+    expected = model(pixels)
+    for other in copies(model):
+        assert_equal_outputs(other(pixels), expected, exact=0)
+        assert other.schedule((6, 6)) == model.schedule((6, 6))
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model = make_model("vit_head")
+    with torch.no_grad():
+        model.classifier.bias[3] = torch.nan
+    with pytest.raises(BackboneError, match=r"^The weights classifier\.bias are not all finite: .*\.$"):
+        accelerate(model, cost=COST)
 
 
 @pytest.mark.parametrize("name", TIMM_CHECKPOINTS)

@@ -32,6 +32,7 @@ from language_families import (
     make_processor,
     save_llava,
 )
+from pickling import copies
 from redi.deploy import Accelerated, AcceleratedLanguageModel, Setting, accelerate
 from redi.deploy.export import export
 from redi.errors import BackboneError, ConfigError, InvalidInput
@@ -69,6 +70,13 @@ def test_at_full_cost_logits_loss_and_generated_ids_are_the_originals(name: str)
     assert torch.equal(shorter.generate(words, **GREEDY), given.generate(words, **GREEDY))
     half = {**inputs, "pixel_values": inputs["pixel_values"].bfloat16()}
     assert shorter.to(torch.bfloat16)(**half).logits.isfinite().all()
+
+
+@kinds
+def test_a_pickled_or_copied_model_computes_the_same(name: str) -> None:
+    model, inputs = accelerate(make_llava(name), cost=COST), inputs_with(PATCHES)
+    expected = model(**inputs).logits
+    assert all(torch.equal(other(**inputs).logits, expected) for other in copies(model))
 
 
 @kinds

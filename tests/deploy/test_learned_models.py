@@ -11,6 +11,7 @@ import redi
 from families import make_model
 from learned_files import write_learned
 from map_families import make_whole
+from pickling import copies
 from redi.backbone import Backbone, load_backbone
 from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate
@@ -73,7 +74,6 @@ def test_a_saved_model_keeps_its_learned_reducer(vit: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["dynamicvit", "tokenlearner", "protected-learned"])
 def test_it_can_be_exported(name: str, vit: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
     backbone = load_backbone(vit)
     write_learned(tmp_path / "learned.safetensors", backbone, name)
     faster = accelerate(backbone, cost=0.65, reducer=tmp_path / "learned.safetensors")
@@ -137,12 +137,28 @@ def test_a_head_that_averages_patches_leaves_out_those_that_were_dropped(tmp_pat
         torch.testing.assert_close(faster(pixels).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dynamicvit", "spvit", "adavit", "ia-red2", "patchmerger", "tokenlearner", "weitop"])
+@pytest.mark.parametrize("name", FIXED)
+def test_a_pickled_or_copied_model_computes_the_same_with_its_own_reducer(name: str, vit: Path, tmp_path: Path) -> None:
+    backbone = load_backbone(vit)
+    backbone.load_state_dict({key: value.clone() for key, value in backbone.state_dict().items()}, assign=True)
+    write_learned(tmp_path / "learned.safetensors", backbone, name)
+    faster = accelerate(backbone, cost=0.65, reducer=tmp_path / "learned.safetensors")
+    pixels, schedule = pixels_of(backbone), faster.schedule(faster.grid)
+    expected = faster(pixels).last_hidden_state
+    others = copies(faster)
+    for value in faster.learned_module.state_dict().values():
+        value.fill_(torch.nan)
+    for other in others:
+        assert torch.equal(other(pixels).last_hidden_state, expected)
+        assert other.schedule(faster.grid) == schedule
+
+
+@pytest.mark.parametrize("name", FIXED)
 def test_a_model_can_change_its_precision(name: str, vit: Path, tmp_path: Path) -> None:
     backbone = load_backbone(vit)
     write_learned(tmp_path / "learned.safetensors", backbone, name)
     faster = accelerate(backbone, cost=0.65, reducer=tmp_path / "learned.safetensors").to(torch.bfloat16)
-    assert {value.dtype for value in faster.learned_module.parameters()} == {torch.bfloat16}, "it moves with the model"
+    assert {value.dtype for value in faster.learned_module.state_dict().values()} == {torch.bfloat16}, "it moves too"
     output = faster(pixels_of(backbone).bfloat16()).last_hidden_state
     assert output.dtype == torch.bfloat16
     assert output.isfinite().all()

@@ -9,6 +9,7 @@ from transformers import VitDetBackbone, VitDetConfig
 from transformers.backbone_utils import BackboneMixin
 
 from map_families import BACKBONES, flat, images, make_backbone
+from pickling import copies
 from redi.deploy import Accelerated, AcceleratedBackbone, Setting, accelerate
 from redi.deploy.export import export
 from redi.errors import BackboneError, ConfigError, InvalidInput
@@ -29,6 +30,13 @@ def build(name: str, options: dict[str, Any]) -> Any:
     if name != "dinov3":
         options = {key: value for key, value in options.items() if key != "return_class_token"}
     return make_backbone(name, **options)
+
+
+@families
+def test_a_pickled_or_copied_backbone_computes_the_same(name: str) -> None:
+    model, pixels = accelerate(make_backbone(name), cost=COST), images()
+    for other in copies(model):
+        torch.testing.assert_close(flat(other(pixels)), flat(model(pixels)), atol=0, rtol=0)
 
 
 @families

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from map_families import WHOLE, flat, images, make_whole
+from pickling import copies
 from redi.deploy import Accelerated, AcceleratedModel, accelerate
 from redi.errors import BackboneError, InvalidInput
 
@@ -64,6 +65,22 @@ def test_at_full_cost_the_outputs_are_the_originals(name: str) -> None:
             assert value.std() > 0.01
             assert not torch.allclose(flat(merged)[key], value, atol=1e-3)
     assert 0.6 < shorter.cost() <= COST
+
+
+@models
+def test_a_pickled_or_copied_model_computes_the_same(name: str) -> None:
+    model, pixels = accelerate(make_whole(name), cost=COST), images()
+    expected = flat(model(pixels))
+    for other in copies(model):
+        assert all(torch.equal(value, expected[key]) for key, value in flat(other(pixels)).items())
+
+
+def test_a_decoder_whose_weights_are_not_finite_is_refused() -> None:
+    given = make_whole("depth_anything")
+    with torch.no_grad():
+        given.head.conv1.bias[0] = torch.inf
+    with pytest.raises(BackboneError, match=r"^The weights head\.conv1\.bias are not all finite: .*\.$"):
+        accelerate(given, cost=COST)
 
 
 @models

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redi.errors import ArtifactError, CorpusError, ImageError
+from redi.errors import ArtifactError, CorpusError, ImageError, InvalidInput
 from redi.images.loader import Batch
 from redi.runs.config import RuntimeConfig
 from redi.runs.distributed import Ranks
@@ -19,6 +19,17 @@ from redi.runs.passes import Outcome, Pass, PassRunner
 
 SETTINGS = RuntimeConfig(batch_size=2, workers=0, chunk=4, save_every=0)
 KEY = {"stage": "test", "words": 16}
+
+
+def test_an_output_that_is_not_finite_ends_the_pass_with_the_name_of_its_image(tmp_path: Path) -> None:
+    def step(batch: Batch, sums: Mapping[str, Any]) -> dict[str, Tensor]:
+        logits = torch.ones(len(batch.indices), 3)
+        logits[[index == 5 for index in batch.indices], 1] = torch.inf
+        return {"logits": logits, "words": torch.ones(len(batch.indices), dtype=torch.int64)}
+
+    runner = PassRunner(tmp_path, Ranks(), SETTINGS)
+    with pytest.raises(InvalidInput, match=r"^The logits of image 5 must be finite, but are not: check .*\.$"):
+        runner.run(Pass("score", Numbers(8), step), KEY)
 
 
 @dataclass

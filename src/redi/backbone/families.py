@@ -104,8 +104,7 @@ class Family:
 
     blocks: str
     norm: str
-    prefix: Callable[[Any], int]
-    has_cls: Callable[[Any], bool] = lambda config: True  # whether token 0 is a CLS token
+    prefix: Callable[[Any], int]  # tokens before the patches; the first is CLS, or the configuration says no
     embed: Callable[[Any, Tensor], tuple[Tensor, Rope | None]]
     halves: Halves
     #: (encoder, normed tokens, patches per token or None if each is one) -> pooler_output
@@ -292,6 +291,24 @@ def _classify_distilled(model: Any, normed: Normed, _prefix: int) -> Logits:
     return logits
 
 
+# Named functions, because an accelerated model holds its family, and a lambda cannot be pickled.
+def _no_prefix(_config: Any) -> int:
+    return 0
+
+
+def _cls_alone(_config: Any) -> int:
+    return 1
+
+
+def _cls_and_distillation(_config: Any) -> int:
+    return 2
+
+
+def _cls_and_registers(config: Any) -> int:
+    count: int = config.num_register_tokens
+    return 1 + count
+
+
 def _heads(*heads: Head) -> dict[str, Head]:
     return {head.model.__name__: head for head in heads}
 
@@ -302,7 +319,7 @@ _VIT = TransformersFamily(
     optional_pooler=True,
     blocks="layers",
     norm="layernorm",
-    prefix=lambda config: 1,
+    prefix=_cls_alone,
     embed=_embed_interpolated,
     halves=_PLAIN,
     pool=_pool_dense,
@@ -313,7 +330,7 @@ _DINOV2 = TransformersFamily(
     encoder=Dinov2Model,
     blocks="encoder.layer",
     norm="layernorm",
-    prefix=lambda config: 1,
+    prefix=_cls_alone,
     embed=_embed_learned,
     halves=_SCALED,
     pool=_pool_cls,
@@ -326,8 +343,7 @@ _SIGLIP = TransformersFamily(
     encoder=SiglipVisionModel,
     blocks="encoder.layers",
     norm="post_layernorm",
-    prefix=lambda config: 0,
-    has_cls=lambda config: False,
+    prefix=_no_prefix,
     embed=_embed_interpolated,
     halves=_PROJECTED,
     pool=_pool_attention,
@@ -342,7 +358,7 @@ FAMILIES: dict[str, TransformersFamily] = {
         encoder=DINOv3ViTModel,
         blocks="model.layer",
         norm="norm",
-        prefix=lambda config: 1 + config.num_register_tokens,
+        prefix=_cls_and_registers,
         embed=_embed_rope,
         halves=_SCALED,
         pool=_pool_cls,
@@ -354,7 +370,7 @@ FAMILIES: dict[str, TransformersFamily] = {
         _DINOV2,
         config=Dinov2WithRegistersConfig,
         encoder=Dinov2WithRegistersModel,
-        prefix=lambda config: 1 + config.num_register_tokens,
+        prefix=_cls_and_registers,
         heads=_heads(
             Head(
                 Dinov2WithRegistersForImageClassification,
@@ -372,7 +388,7 @@ FAMILIES: dict[str, TransformersFamily] = {
         _VIT,
         config=DeiTConfig,
         encoder=DeiTModel,
-        prefix=lambda config: 2,
+        prefix=_cls_and_distillation,
         heads=_heads(
             Head(DeiTForImageClassification, "deit", _classify_cls, prefix_only=True),
             Head(DeiTForImageClassificationWithTeacher, "deit", _classify_distilled, prefix_only=True),
@@ -383,7 +399,7 @@ FAMILIES: dict[str, TransformersFamily] = {
         encoder=CLIPVisionModel,
         blocks="encoder.layers",
         norm="post_layernorm",
-        prefix=lambda config: 1,
+        prefix=_cls_alone,
         embed=_embed_pre_normed,
         halves=_PROJECTED,
         pool=_pool_cls,

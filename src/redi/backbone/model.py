@@ -13,12 +13,12 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, Projection, TransformersFamily, square_patch
-from redi.backbone.hook import watch_attention
+from redi.backbone.hook import register_attention, watch_attention
 from redi.backbone.progressive import Shortened, Varied, encode_adaptively, encode_progressively
 from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import Watch
-from redi.checks import require_float
+from redi.checks import require_finite_weights, require_float
 from redi.cost import Block, Geometry, vit_block
 from redi.errors import BackboneError, InvalidInput
 from redi.images.preprocessing import Preprocessing, resampling, shorter_side
@@ -36,6 +36,7 @@ class Backbone(nn.Module):
         self, model: PreTrainedModel | TimmModel, family: Family, head: Head | None, preprocessing: Preprocessing
     ) -> None:
         super().__init__()
+        require_finite_weights(model)
         if isinstance(model, PreTrainedModel):
             watch_attention(model)
         self.model: PreTrainedModel | TimmModel = model.eval().requires_grad_(False)
@@ -49,8 +50,13 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         self.patch_size = square_patch(self.config)
         self.prefix = family.prefix(self.config)
-        self.has_cls = family.has_cls(self.config)
+        self.has_cls: bool = getattr(self.config, "has_cls", self.prefix > 0)
         self.products = block_products(self.blocks[0], family.halves.mlp, self.width)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickle, perhaps in a process that has not registered the attention function yet."""
+        super().__setstate__(state)
+        register_attention()
 
     def at_size(self, size: int) -> "Backbone":
         """The same weights for crops of another size; the default size gives a 14x14 grid."""

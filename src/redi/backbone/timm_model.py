@@ -12,6 +12,7 @@ Only :mod:`redi.backbone.timm_loading` imports timm; this file needs only its mo
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -193,6 +194,10 @@ def _forward_head(model: TimmModel, normed: Normed) -> Tensor:
     return output
 
 
+def _pool_nothing(_model: TimmModel, _normed: Normed, _sizes: Tensor | None) -> None:
+    return None
+
+
 def _pool_joint(model: TimmModel, normed: Normed, sizes: Tensor | None) -> Tensor:
     """The model's own output. An attention pool attends to a token of several patches as to that many copies of it."""
     vit = model.vit
@@ -208,11 +213,10 @@ def _pool_joint(model: TimmModel, normed: Normed, sizes: Tensor | None) -> Tenso
 TIMM = Family(
     blocks="blocks",
     norm="vit.norm",
-    prefix=lambda config: config.prefix,
-    has_cls=lambda config: config.has_cls,
+    prefix=attrgetter("prefix"),
     embed=_embed,
     halves=Halves(TimmBlock.attend, TimmBlock.transform, mlp="block.mlp"),
-    pool=lambda encoder, normed, sizes: None,
+    pool=_pool_nothing,
 )
 #: Towers whose own output texts are compared with: the projection of CLIP and PE, the attention pool of SigLIP.
 TIMM_JOINT = replace(TIMM, pool=_pool_joint, joint=True)

@@ -148,6 +148,16 @@ class Accelerated(Published):
         self.schedule(self.grid)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy or a pickle: without the reducer, whose functions are of this object alone. It is made again."""
+        return {**vars(self), "reducer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.reducer = self.setting.reducer
+        if self.learned is not None:
+            self.use_learned(self.learned)
+
     # A compiler must not trace the search.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def schedule(self, grid: Grid) -> Schedule:

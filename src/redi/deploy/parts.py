@@ -25,6 +25,7 @@ from redi.backbone.checkpoint import FILES, checkpoint_folder, read_json, weight
 from redi.backbone.families import FAMILIES, TWO_TOWERS, Maps
 from redi.backbone.loading import plain_vit_config, quiet_transformers
 from redi.backbone.sizes import require_sizes
+from redi.checks import require_finite_weights
 from redi.deploy.origin import live_input
 from redi.errors import BackboneError, one_line
 
@@ -90,6 +91,7 @@ def take_apart(model: PreTrainedModel) -> Parts:
         raise BackboneError(f"This {type(model).__name__} has {own}; supported {noun}s are {supported}.")
     decoder: Any = _without_recorders(shared_copy(model)).eval()
     inner = decoder.get_submodule(above)._modules.pop(name)
+    require_finite_weights(decoder)
     preprocessing = live_input(inner.config, str(model.config.name_or_path))
     return Parts(Backbone(inner, FAMILIES[inner.config.model_type], None, preprocessing), decoder)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from redi.backbone import Backbone
+from redi.checks import require_finite
 from redi.deploy.model import Accelerated
 from redi.probe import image_feature
 from redi.runs.progress import track
@@ -114,9 +115,10 @@ class ImageReadout(Readout):
 
     def _vectors(self, model: Accelerated, pixels: Pixels, title: str) -> Float[Tensor, "images dim"]:
         backbone = model.backbone
+        outputs = self._outputs(model, pixels, title)
         if backbone.head is not None:
-            return torch.cat([output.logits.float().cpu() for output in self._outputs(model, pixels, title)])
-        return torch.cat([_feature(backbone, output).cpu() for output in self._outputs(model, pixels, title)])
+            return _finite(torch.cat([output.logits.float().cpu() for output in outputs]))
+        return _finite(torch.cat([_feature(backbone, output).cpu() for output in outputs]))
 
 
 def _feature(backbone: Backbone, output: Any) -> Float[Tensor, "batch dim"]:
@@ -146,7 +148,7 @@ class PatchReadout(Readout):
         """Tokens of unit length, in half precision to keep a thousand images in memory."""
         prefix = model.backbone.prefix
         hidden = (output.last_hidden_state[:, prefix:].float() for output in self._outputs(model, pixels, title))
-        return torch.cat([normalize(patches, dim=-1).half().cpu() for patches in hidden])
+        return _finite(torch.cat([normalize(patches, dim=-1).half().cpu() for patches in hidden]))
 
     def decide(self, tokens: Tokens) -> Int[Tensor, "images patches"]:
         """The nearest token of the bank, for each patch."""
@@ -175,6 +177,11 @@ class PatchReadout(Readout):
         """The mean cosine of the patches to those of dense."""
         chunks = zip(dense.split(self.batch), reduced.split(self.batch), strict=True)
         return torch.cat([cosine_similarity(a.float(), b.float(), dim=-1).mean(dim=1) for a, b in chunks])
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    require_finite(outputs, "The outputs of the model")
+    return outputs
 
 
 def _spread_evenly(total: int, most: int) -> Int[Tensor, " positions"]:

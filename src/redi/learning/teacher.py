@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from redi.backbone import Backbone
+from redi.checks import require_finite
 from redi.runs.progress import track
 from redi.statistics import divergence
 
@@ -61,7 +62,9 @@ class Teacher:
                 sizes = hidden.new_ones(len(hidden), hidden.shape[1] - backbone.prefix)
                 outputs.append(self.read(_Dense(hidden, sizes)).cpu())
                 advance(len(chunk))
-        return torch.cat(outputs)
+        values = torch.cat(outputs)
+        require_finite(values, "The dense outputs")
+        return values
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from redi.errors import ArtifactError, CorpusError, ImageError
+from redi.errors import ArtifactError, CorpusError, ImageError, InvalidInput
 from redi.images.labelled import digest_lines, refuse_damage
 from redi.images.loader import Batch, BatchSource
 from redi.records import artifacts
@@ -185,6 +185,7 @@ class PassRunner:
         if rows:
             tensors = {name: torch.cat([row[name].cpu() for _, row in rows]) for name in rows[0][1]}
             tensors[".indices"] = torch.tensor([index for indices, _ in rows for index in indices])
+            _require_finite_rows(work, tensors)
             artifacts.save(_row_file(stem, part.row_files), tensors, key)
             part.row_files += 1
             rows.clear()
@@ -238,6 +239,20 @@ class PassRunner:
         return Outcome(
             indices[order].tolist(), {name: tensor[order] for name, tensor in merged.items()}, sums, sorted(skipped)
         )
+
+
+def _require_finite_rows(work: Pass, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse outputs that are not finite, and name the first image. The rows are on the CPU, so no device waits."""
+    for name, values in tensors.items():
+        wrong = ~values.flatten(1).isfinite().all(dim=1) if values.ndim > 1 else ~values.isfinite()
+        if wrong.any():
+            index = int(tensors[".indices"][wrong][0])
+            images = getattr(work.source, "images", None)
+            image = f"image {index}" if images is None else images.image_name(index)
+            raise InvalidInput(
+                f"The {name} of {image} must be finite, but are not: check the weights of the model, and its "
+                "preprocessing."
+            )
 
 
 def _part_files(folder: Path) -> list[Path]:

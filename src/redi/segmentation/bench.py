@@ -16,6 +16,7 @@ from torch import Tensor
 from redi.backbone import Backbone
 from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.backbone.own_input import load_with_own_input
+from redi.checks import require_finite
 from redi.errors import CorpusError
 from redi.images.scenes import SceneBatch, SceneDataset, class_values, find_class_file, read_class_names
 from redi.records.dense import MARKER, ROWS, SCENES, DenseConfig, DenseRecord, row_name, write_dense
@@ -135,6 +136,7 @@ class Bench:
         keys = [self.folder.key("training", cells=CELLS, indices=list(batch)) for batch in self.train.plan]
         for number, batch in self._missing(self.train, names, keys, "training tokens"):
             tokens = encode_dense(self.backbone, self._pixels(batch))
+            _require_finite_tokens(tokens, self.train, batch)
             grid = self.train.grids[batch.indices[0]]
             size = CELLS * grid[0], CELLS * grid[1]
             cells = {
@@ -201,6 +203,7 @@ class Bench:
             self.folder.save(names[restore], rows[restore].tensors(), keys[restore])
 
     def _decisions(self, head: LinearHead, tokens: Tensor, batch: SceneBatch) -> list[Tensor]:
+        _require_finite_tokens(tokens, self.val, batch)
         grid = self.val.grids[batch.indices[0]]
         sizes = [(labels.shape[0], labels.shape[1]) for labels in batch.labels]
         return [head.decide(own, grid, size).cpu() for own, size in zip(tokens, sizes, strict=True)]
@@ -297,3 +300,8 @@ class Bench:
             for number, batch in zip(numbers, batches, strict=True):
                 yield number, batch
                 advance(len(batch.indices))
+
+
+def _require_finite_tokens(tokens: Tensor, part: Part, batch: SceneBatch) -> None:
+    for own, index in zip(tokens, batch.indices, strict=True):
+        require_finite(own, f"The patch tokens of {part.scenes.stems[index]}")

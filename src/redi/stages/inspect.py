@@ -13,6 +13,7 @@ from redi.backbone.checkpoint import checkpoint_digest, checkpoint_folder
 from redi.backbone.classifier import NATIVE
 from redi.budget import Budget
 from redi.centroids import nearest_words
+from redi.checks import require_finite
 from redi.corpus import corpus_map, tfidf_term
 from redi.errors import ArtifactError, BackboneError, printable
 from redi.evaluate import top5
@@ -133,6 +134,7 @@ def inspect_in_run(
     forward = _Forward.of(backbone, image, _index(image, config), config.seed)
     hidden, scores = forward.dense()
     logits = reader.classifier.of_data(reader.classifier.logits(hidden))[0]
+    require_finite(logits, f"The logits of {image.name}")
     label = int(logits.argmax()) if named_label is None else named_label
     words, closeness = forward.words(hidden, vocabulary["centroids"])
     weights = stored["table"][label]

@@ -51,8 +51,9 @@ class Protection(Learned):
     def step(self, inside: Inside, count: int) -> Reduction:
         place = 2 * inside.block / max(inside.depth - 1, 1) - 1  # from -1 to 1
         exponents, protection = (values[0] + place * values[1] for values in (self.exponents, self.protection))
+        features = self.features(inside)  # in FP32 at least, because the sizes are
         # Large, so that the offset that makes other scores positive does not count.
-        relevance = 1e6 * (self.features(inside) @ exponents).softmax(dim=1)
+        relevance = 1e6 * (features @ exponents.to(features.dtype)).softmax(dim=1)
         # Negative protection would seek damage.
         return protected(replace(inside, scores=relevance), count, protection=protection.clamp(min=0))
 
