@@ -117,8 +117,9 @@ def test_python_blocks_run_as_they_stand(hub: Path, tmp_path: Path) -> None:
     documents = {document.name: "\n".join(python_blocks(document)) for document in DOCUMENTS if python_blocks(document)}
     assert {"README.md", "ACCELERATE.md", "BACKBONES.md", "COMPARE.md", "DEMO.md"} <= set(documents)
     for name in documents:
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "photos").mkdir(parents=True)
         write_photo(tmp_path / name)
+        write_photo(tmp_path / name / "photos")
     environment = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RUN_ALL, json.dumps(documents)]
     done = subprocess.run(

@@ -17,6 +17,7 @@ from redi.records.results import read_results
 from redi.reduction import REDUCERS, Progressive
 from redi.report.build import build_report
 from redi.report.explorer import Explorer
+from redi.report.headline import cards, heading
 from redi.rows import DENSE
 from redi.runs.config import saved_config
 
@@ -66,6 +67,26 @@ def test_dense_and_every_row_are_timed_and_are_rows_of_the_results(measured: Pat
         assert timing.speedup_low is not None
         assert timing.speedup_high is not None
         assert 0 < timing.speedup_low <= timing.speedup <= timing.speedup_high
+
+
+@pytest.mark.parametrize(
+    ("quartiles", "said"),
+    [
+        ((1.2, 1.25, 1.3), " runs 1.25 times as fast as dense (1.20 to 1.30) at "),
+        ((0.9, 1.05, 1.3), " runs about as fast as dense (1.05 times, 0.90 to 1.30) at "),
+        ((0.8, 0.9, 0.95), " runs slower than dense (0.90 times as fast, 0.80 to 0.95) at "),
+    ],
+)
+def test_the_headline_has_the_quartiles_of_the_speed_and_claims_no_more_than_they_show(
+    quartiles: tuple[float, float, float], said: str, measured: Path
+) -> None:
+    deployed, results = earlier_deployed(measured), read_results(measured)
+    assert deployed is not None
+    low, median, high = quartiles
+    timings = [replace(one, speedup=median, speedup_low=low, speedup_high=high) for one in deployed.timings]
+    deployed = replace(deployed, timings=timings)
+    assert said in heading(results, deployed)
+    assert said.removeprefix(" runs ").removesuffix(" at ") in cards(results, deployed)
 
 
 def test_the_merges_belong_to_one_sample_of_images(measured: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from redi.images.folders import FlatImages
 from redi.records.timing import Spread
 from redi.records.tuning import Calibration, Point, TuneConfig, Tuned
 from redi.reduction.schedule import Shape
+from redi.report.numbers import against_dense
 from redi.report.tune import draw_curve, tune_sheet, verdict
 from redi.statistics import paired_mean_test
 from small_run import files_of
@@ -279,6 +280,8 @@ def test_the_verdict_and_the_curve(tuned: Tuned, tmp_path: Path) -> None:
     never = [cheaper[0], replace(cheaper[1], needed=None), cheaper[2]]
     assert "would need" not in verdict(replace(recommended, points=never, chosen=2)), "0.70 stops the sequence"
     assert "Outside the tolerance, but the best measured: cost 0.9" in verdict(outside)
+    for said in (verdict(recommended), verdict(outside)):
+        assert f", {against_dense(tuned.points[1].speedup)}" in said
     never = [replace(one, needed=None) for one in tuned.points]
     assert verdict(replace(outside, points=never)).endswith("up to 5.0 points."), "no number of images is enough"
     assert "no setting is faster on this machine" in verdict(replace(tuned, chosen=None))
@@ -289,7 +292,7 @@ def test_fewer_images_than_the_tolerance_needs_are_said_before_the_work(
 ) -> None:
     tune(small(headed, pictures / "flat", max_drop=0.5, min_agreement=90.0, calibration=400))
     said = capsys.readouterr().err
-    assert "--max-drop is not used: without labels that fit, agreement with dense decides" in said
+    assert "warning: --max-drop is not used: accuracy needs labels that fit, so --min-agreement 90 decides\n" in said
     assert "24 to calibrate on instead of 400 (half of all 48 are for the check), 24 to check on" in said
     assert "warning: --min-agreement 90 needs 34 images to check on if no decision changes" in said
     assert said.index("needs 34") < said.index("calibrating") < said.index("checking dense") < said.index("timing")

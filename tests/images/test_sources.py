@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 from redi.errors import CorpusError, ImageError
 from redi.images import FolderImages, open_images, open_pictures, relabel
 from redi.images.decode import MAX_BYTES
-from redi.images.labelled import describe_left_out
+from redi.images.labelled import SUFFIXES, describe_left_out
 
 
 def picture(colour: str = "red") -> bytes:
@@ -91,6 +92,19 @@ def test_what_is_no_data_set_is_one_line_that_says_what_to_pass(
             assert "\n" not in str(caught.value)
         else:
             assert len(open_them(str(tmp_path / address)).labels) == 1
+
+
+def test_the_document_names_the_suffixes_that_are_read() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "DATA.md").read_text("utf-8")
+    suffixes = document.partition("a file is a picture if its name ends in")[2].partition(";")[0]
+    assert set(re.findall(r"`(\.\w+)`", suffixes)) == SUFFIXES
+
+
+def test_pictures_beside_class_folders_and_without_a_suffix_are_not_read(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, a=["1.png", "picture"])
+    (root / "loose.png").write_bytes(picture())
+    assert [open_them(str(root)).image_name(0) for open_them in (open_images, open_pictures)] == ["a/1.png"] * 2
+    assert len(open_pictures(str(root)).labels) == 1
 
 
 def test_a_limit_takes_the_first_images_of_each_class_and_is_a_data_set_of_its_own(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def tune(
     neighbours can use the labels. Otherwise it is the loss of agreement with the dense model; with `--task dense`
     it is measured on patches, for a model without a head. A setting is always written; it is marked if it is outside
     the tolerance. Examples:
-    `redi tune google/vit-base-patch16-224 --images photos --max-drop 1`, then in Python
+    `redi tune google/vit-base-patch16-224 --images imagenet/val --max-drop 1`, then in Python
     `redi.accelerate("google/vit-base-patch16-224", setting="tuned/setting.json")`.
     """
     from redi.api import tune as find

@@ -130,7 +130,7 @@ def _announce(config: TuneConfig, backbone: Backbone, labelled: bool, images: in
         is_unused, reason = config.min_agreement is not None, "the labels can be used, so accuracy decides"
     else:
         option, unused, flips = f"--min-agreement {100 - allowed:g}", "--max-drop", (FLIPS, 0.0)
-        is_unused, reason = config.max_drop is not None, "without labels that fit, agreement with dense decides"
+        is_unused, reason = config.max_drop is not None, f"accuracy needs labels that fit, so {option} decides"
     if config.task == "dense":
         reason = "in a dense task, the agreement of patches decides"
     if is_unused:

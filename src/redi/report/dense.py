@@ -11,6 +11,7 @@ from redi.records.dense import ACCELERATE, DenseRecord, DenseRow, interval_warni
 from redi.records.setting import RESTORES, Setting
 from redi.reduction.titles import title
 from redi.report.lines import LETTERS, Line, draw_lines, panels_for
+from redi.report.numbers import against_dense, speed_of
 from redi.report.saving import save_figure
 from redi.report.sheets import Sheet, print_sheet
 from redi.rows import DENSE
@@ -132,8 +133,8 @@ def dense_verdict(record: DenseRecord) -> str:
     row = record.reference(min(record.costs, key=lambda cost: abs(cost - Setting().cost)))
     assert row.to_dense is not None
     low, high = row.to_dense.miou_interval
-    timing = row.timing
-    speed = f"{timing.speedup:.2f} times as fast as dense, " if timing is not None and timing.speedup else ""
+    speedup = speed_of(row.timing)
+    speed = f"{against_dense(speedup)}, " if speedup else ""
     return (
         f"{row_title(row)} at cost {row.cost:g}: {speed}{row.to_dense.miou:+.2f} points of mIoU ({low:+.2f} to "
         f"{high:+.2f}), the same class as dense in {row.agreement:.1f} % of the pixels."

@@ -21,6 +21,7 @@ from redi.records.outputs import require_no_link
 from redi.report.assemble import assemble, base64_text, inline_json
 from redi.report.dense import class_sheet, dense_sheets, dense_verdict, interval, row_title
 from redi.report.headline import card, last
+from redi.report.numbers import speed_of
 from redi.report.sheets import to_html
 
 SCRIPTS = ("data", "chart", "tables", "theme", "scenes", "dense")
@@ -147,7 +148,8 @@ def _card(record: DenseRecord, cost: float) -> str:
         if row.row not in best or row.agreement > best[row.row].agreement:
             best[row.row] = row
     others = sorted((row for row in best.values() if row.row != first.row), key=lambda row: -row.agreement)
-    speed = f"{first.timing.speedup:.2f}× · " if first.timing is not None and first.timing.speedup else ""
+    speedup = speed_of(first.timing)
+    speed = f"{speedup.median:.2f}× ({speedup.low:.2f} to {speedup.high:.2f}) · " if speedup else ""
     return card(
         f"{row_title(first)} at cost {cost:g}",
         f"{speed}{first.to_dense.miou:+.1f} mIoU · {first.agreement:.1f} % same",

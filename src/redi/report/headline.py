@@ -7,8 +7,10 @@ from redi.corpus import LABEL_SOURCES
 from redi.records.deployed import COMMAND, OWN, PEER, Deployed
 from redi.records.results import Results, Row
 from redi.records.setting import Setting
+from redi.records.timing import Timing
 from redi.reduction.titles import title
-from redi.report.deployed import Measured, deployed_rows
+from redi.report.deployed import Measured, deployed_rows, spread
+from redi.report.numbers import against_dense, speed_of
 from redi.rows import DENSE, MAIN_ROW
 
 
@@ -28,7 +30,13 @@ def heading(results: Results, deployed: Deployed | None) -> str:
         return f"{name}: with an oracle's score {oracle}"
     faster, timing = own
     points = f"{faster.delta_dense:+.1f} points of accuracy ({_interval(faster)})"
-    return f"{name} runs {timing.speedup:.2f} times as fast at {points}. With an oracle's score {oracle}"
+    return f"{name} runs {_speed(timing)} at {points}. With an oracle's score {oracle}"
+
+
+def _speed(timing: Timing) -> str:
+    speedup = speed_of(timing)
+    assert speedup is not None  # the rows of a table of speeds have one
+    return against_dense(speedup)
 
 
 def _change(row: Row) -> str:
@@ -116,12 +124,12 @@ def _deployable(rows: list[Measured], classifier: str) -> str:
     peers = {round(row.cost, 2): f"{row.delta_dense:+.1f}" for row, _ in rows if row.reducer == PEER}
     return card(
         what,
-        f"{timing.speedup:.2f} times as fast, {row.delta_dense:+.1f} points",
+        f"{_speed(timing)}, {row.delta_dense:+.1f} points ({_interval(row)})",
         ("Cost", "Speed-up", "Δ dense", "95 % of Δ", "Same, %", f"{title(PEER)}, Δ"),
         [
             [
                 f"{row.cost:.2f}",
-                f"{timing.speedup:.2f}",
+                spread(timing),
                 f"{row.delta_dense:+.1f}",
                 _interval(row),
                 f"{row.agreement:.1f}",

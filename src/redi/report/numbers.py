@@ -1,4 +1,6 @@
-"""Differences, intervals and p-values as texts of a table."""
+"""Differences, intervals, p-values and speeds as texts."""
+
+from redi.records.timing import Spread, Timing
 
 
 def signed(value: float) -> str:
@@ -15,3 +17,21 @@ def p_text(value: float) -> str:
     if value < 1e-99:
         return "<1e-99"
     return f"{value:.1g}"
+
+
+def speed_of(timing: Timing | None) -> Spread | None:
+    """The speed-up of a row with its quartiles; None if it was not measured."""
+    if timing is None or timing.speedup is None or timing.speedup_low is None or timing.speedup_high is None:
+        return None
+    return Spread(timing.speedup_low, timing.speedup, timing.speedup_high)
+
+
+def against_dense(speedup: Spread) -> str:
+    """A speed-up as a sentence says it, with its quartiles: faster only if they exclude 1."""
+    low, median, high = speedup
+    quartiles = f"{low:.2f} to {high:.2f}"
+    if low > 1:
+        return f"{median:.2f} times as fast as dense ({quartiles})"
+    if high < 1:
+        return f"slower than dense ({median:.2f} times as fast, {quartiles})"
+    return f"about as fast as dense ({median:.2f} times, {quartiles})"

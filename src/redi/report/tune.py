@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from redi.records.tuning import Point, Tuned
+from redi.report.numbers import against_dense
 from redi.report.saving import new_figure, save_figure
 from redi.report.sheets import Sheet, print_sheet
 
@@ -47,7 +48,7 @@ def verdict(tuned: Tuned) -> str:
     if tuned.chosen is None:
         return "Stay with dense: no setting is faster on this machine. The setting written is dense, cost 1."
     point, cost = tuned.points[tuned.chosen], tuned.setting.cost
-    speed = f"{point.speedup.median:.2f} times as fast as dense"
+    speed = against_dense(point.speedup)
     if tuned.setting.outside:
         more = ""
         if point.needed:
