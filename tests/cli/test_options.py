@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from redi.cli import app
 from redi.comparison.grid import Request
 from redi.deploy.onnx_speed import REPEATS as EXPORT_REPEATS
+from redi.errors import ConfigError
 from redi.records.dense import COSTS as DENSE_COSTS, DenseConfig
 from redi.records.setting import Setting
 from redi.records.tuning import COSTS, MAX_DROP, MIN_AGREEMENT, MIN_PATCH_AGREEMENT, TuneConfig
@@ -139,6 +140,17 @@ def test_the_ends_of_an_interval_are_taken_or_not_as_it_says() -> None:
     assert [code("cost", "--width", width) for width in ("0", "1", "1000000", "1000001")] == [2, 0, 0, 2]
     refused = "redi: --cost must lie between 0 and 1, not at 1.0.\n"
     assert CliRunner().invoke(app, ["tune", "m", "--images", "i", "--cost", "0.5", "--cost", "1"]).output == refused
+
+
+def test_an_empty_value_is_refused_by_every_option_and_argument_of_every_command() -> None:
+    """pathlib takes it for the current folder."""
+    called = [([name, option.opts[0], ""], option.opts[0]) for name, option in OPTIONS]
+    called += [([name, f"{option.opts[0]}="], option.opts[0]) for name, option in OPTIONS]
+    called += [([name, ""], "An argument") for name in COMMANDS]
+    for arguments, named in called:
+        error = CliRunner().invoke(app, arguments).exception
+        assert isinstance(error, ConfigError), arguments
+        assert str(error) == f"{named} is empty: give a value, or leave it out."
 
 
 @pytest.mark.parametrize("arguments", [[], ["tune"]])

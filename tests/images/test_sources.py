@@ -135,6 +135,14 @@ def test_validation_labels_count_the_training_classes(tmp_path: Path) -> None:
         relabel(training, validation)
 
 
+def test_an_empty_address_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path, a=["1.png"])
+    monkeypatch.chdir(tmp_path)
+    for read in (open_images, open_pictures):
+        with pytest.raises(CorpusError, match=r"^The address of the images is empty: pass a folder"):
+            read("")
+
+
 def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="There is no folder"):
         open_images(str(tmp_path / "missing"))

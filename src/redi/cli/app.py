@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from redi.errors import RediError, printable
+from redi.errors import ConfigError, RediError, printable
 
 AGAIN = "stopped; run the same command again."
 CONTINUES = "stopped; run the same command again to continue."
@@ -48,6 +48,14 @@ class Commands(TyperGroup):
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with interruptible(AGAIN):
             return super().make_context(*arguments, **options)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of the arguments. An empty one, as of a variable that is not set, would mean this folder."""
+        for before, text in zip(["", *args], args, strict=False):
+            if not text or (text.startswith("--") and text.endswith("=")):
+                name = text.rstrip("=") or (before if before.startswith("-") else "An argument")
+                raise ConfigError(f"{name} is empty: give a value, or leave it out.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with interruptible(AGAIN):

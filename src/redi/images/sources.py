@@ -30,6 +30,8 @@ def open_images(where: str, limit: int = 0) -> LabelledImages:
 
 
 def _open(where: str, wanted: str) -> LabelledImages:
+    if not where:  # which pathlib takes for the current folder
+        raise CorpusError(f"The address of the images is empty: pass {wanted}.")
     if where.startswith("hf:"):
         return _not_empty(hub_images(where.removeprefix("hf:")), wanted)
     try:
@@ -59,7 +61,7 @@ def open_pictures(where: str) -> LabelledImages:
     """Open a data set as :func:`open_images` does, or a folder of pictures without class folders."""
     try:
         folder = Path(where).expanduser()
-        if folder.is_dir() and _is_flat(folder):
+        if where and folder.is_dir() and _is_flat(folder):
             return _not_empty(FlatImages(folder), PICTURES)
     except (OSError, RuntimeError) as error:  # no permission, no such user in ~user
         raise CorpusError(f"{where} cannot be read: {error}.") from None

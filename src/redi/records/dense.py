@@ -82,6 +82,9 @@ class DenseConfig:
 
     def checked(self) -> "DenseConfig":
         bounds.require_bounds(self)
+        for name in ("train", "val", "out"):
+            if not getattr(self, name):  # which pathlib takes for the current folder
+                raise ConfigError(f"--{name} is empty: name a folder.")
         if len(self.size) > 2:
             raise ConfigError("--size is a shorter side in pixels; given twice, it is height and width.")
         return replace(self, costs=tuple(sorted(set(self.costs))) or COSTS)

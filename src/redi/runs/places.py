@@ -19,6 +19,8 @@ def run_data(config: RunConfig) -> list[tuple[str, Path]]:
 def data_places(where: str) -> list[Path]:
     """The folder of a data set and all folders that it links to, or its shards; none for a dataset on the Hub."""
     prefix, place, _ = parts(where)
+    if not place:  # which pathlib takes for the current folder
+        return []
     path = Path(place).expanduser()
     if prefix:  # a Hub name, or a folder that datasets can load
         return linked_folders(path) if path.is_dir() else []
