@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 import redi
 from families import make_model
@@ -66,6 +67,11 @@ def test_run_compare_and_inspect(finished: Path, small_data: Path, tmp_path: Pat
     image = next(Path(config.val).rglob("*.jpg"))
     inspection = redi.inspect(image, run, device="cpu", out=tmp_path / "picture.png")
     assert load_image(tmp_path / "picture.png").width > 1000
+    inspection.save(tmp_path / "picture.png")  # it is our own
+    Image.new("RGB", (9, 9)).save(tmp_path / "mine.png")
+    with pytest.raises(ConfigError, match="exists and was not written by redi"):
+        inspection.save(tmp_path / "mine.png")
+    assert load_image(tmp_path / "mine.png").width == 9
     assert_shown(inspection, "Scores of", "Top-5")
 
 
@@ -80,6 +86,22 @@ def test_tune_export_and_bench_take_live_models(small_data: Path, tmp_path: Path
     exported = redi.export(faster, tmp_path / "model.onnx", batch_size=2)
     assert exported.file.stat().st_size == exported.exported.bytes
     assert_shown(exported, "pixel_values 2x3x", "model.onnx")
+    redi.export(faster, tmp_path / "model.onnx", batch_size=1)  # an earlier export is replaced
+    (tmp_path / "mine.onnx").write_text("mine")
+    (tmp_path / "mine.json").write_text("{}")
+    for replace_it in (
+        lambda: redi.export(faster, tmp_path / "mine.onnx"),
+        lambda: exported.measure(tmp_path / "mine.json"),
+        lambda: tuned.setting.save(tmp_path / "mine.json"),
+        lambda: redi.bench(faster, out=tmp_path / "mine.json"),
+    ):
+        with pytest.raises(ConfigError, match=r"^--out \S+ exists and was not written by redi, .*another --out\.$"):
+            replace_it()
+    assert (tmp_path / "mine.onnx").read_text() + (tmp_path / "mine.json").read_text() == "mine{}"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "setting.json").write_text("mine")
+    with pytest.raises(ConfigError, match=r"was not made by redi: it holds setting\.json"):
+        tuned.save(tmp_path / "folder")
     speed = redi.bench(faster, reducer="prune", batch_size=2, dtype="fp32", mode="eager", repeats=1, seconds=1)
     assert speed.record.environment["backbone"] == "Accelerated"
     assert_shown(speed, "Batch 2, FP32", "prune")

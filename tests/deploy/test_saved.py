@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from redi.demo.generator import sample
 from redi.deploy import Accelerated, Setting, accelerate, origin
 from redi.deploy.tune import tune
 from redi.errors import ArtifactError, BackboneError, ConfigError
+from redi.records import drafts
 from redi.records.tuning import TuneConfig
 from redi.reduction.schedule import Shape
 from timm_families import TIMM_CHECKPOINTS
@@ -233,6 +235,84 @@ def test_saving_again_replaces_what_was_there(classifier: Accelerated, tmp_path:
     assert_same(cheaper, again(tmp_path))
     assert (tmp_path / ".git").is_dir()
     assert not (tmp_path / "tune.json").exists()
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_save_that_is_cut_off_anywhere_leaves_one_model_or_the_other_or_none(
+    kill: bool, classifier: Accelerated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every step of putting the files in place, by an exception and by an end that cleans nothing up."""
+    first, second = classifier, accelerate(make_model("vit_head"), cost=0.8)
+    with torch.no_grad():
+        next(second.backbone.model.parameters()).mul_(2)
+    expected = {model.setting.cost: outputs(model)["logits"] for model in (first, second)}
+    seen: list[str] = []
+    place = 0
+    while True:
+        folder = tmp_path / str(place)
+        first.save_pretrained(folder)
+        with monkeypatch.context() as patched:
+            left = [place]
+
+            def step(_path: Any, *_rest: Any, real: Any, left: list[int] = left, **options: Any) -> Any:
+                if left[0] == 0:
+                    raise SystemExit("here")
+                left[0] -= 1
+                return real(_path, *_rest, **options)
+
+            patched.setattr(Path, "replace", partialmethod(step, real=Path.replace))
+            patched.setattr(shutil, "rmtree", partial(step, real=shutil.rmtree))
+            if kill:  # what cleans up after an exception does not run either
+                patched.setattr(drafts, "_remove", lambda _: None)
+            try:
+                second.save_pretrained(folder)
+                seen.append("whole")
+            except SystemExit:
+                seen.append("cut off")
+        if (folder / "config.json").exists():
+            again = Accelerated.from_pretrained(folder)
+            torch.testing.assert_close(outputs(again)["logits"], expected[again.setting.cost])
+            seen[-1] += f", {again.setting.cost:g}"
+        else:
+            with pytest.raises(BackboneError, match=r"^The last save to \S+ was cut off, .*: save the model again\.$"):
+                Accelerated.from_pretrained(folder)
+            with pytest.raises((OSError, ValueError)):
+                AutoModelForImageClassification.from_pretrained(folder)
+            seen[-1] += ", refused"
+        first.save_pretrained(folder)
+        again = Accelerated.from_pretrained(folder)
+        torch.testing.assert_close(outputs(again)["logits"], expected[0.7])
+        assert not list(folder.glob(".*")), "no hidden copy is left"
+        if seen[-1].startswith("whole"):
+            break
+        place += 1
+    assert "cut off, refused" in seen
+    assert seen[-1] == "whole, 0.8"
+    assert len(seen) > 10, "one for each step"
+
+
+def test_files_of_the_user_in_a_saved_model_are_refused_before_anything_is_touched(
+    classifier: Accelerated, tmp_path: Path
+) -> None:
+    folder = tmp_path / "faster"
+    classifier.save_pretrained(folder)
+    (tmp_path / "own").mkdir()
+    for name in ("notes.txt", "dense/notes.txt", "dense/model-mine.safetensors", "dense/more/a.txt", "dense"):
+        path = folder / name
+        if name == "dense":
+            shutil.rmtree(path)
+            path.symlink_to(tmp_path / "own")
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("mine")
+        before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+        with pytest.raises(ConfigError, match=r"^\S+ holds \S+, which is not of an accelerated model: choose another"):
+            classifier.at_cost(0.6).save_pretrained(folder)
+        assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
+        if path.is_file():
+            path.unlink()
+            shutil.rmtree(folder / "dense" / "more", ignore_errors=True)
+    assert not list((tmp_path / "own").iterdir())
 
 
 def test_a_live_model_is_published_with_the_constants_of_its_checkpoint(

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from redi.errors import ArtifactError, ConfigError
+from redi.records import drafts
 from redi.records.outputs import (
+    MARK,
     RUN,
     TUNED,
     mark_run,
@@ -63,7 +65,7 @@ def test_new_empty_and_own_folders_are_free(tmp_path: Path) -> None:
     require_own(tmp_path / "new")
     require_own(tmp_path)
     (tmp_path / ".lock").touch()
-    (tmp_path / ".run.json.123").write_text("half of")
+    drafts._name(tmp_path / "run.json").write_text("half of")
     require_own(tmp_path)  # as a run leaves it that is killed before it writes its marker
     mark_run(tmp_path, {})
     (tmp_path / "anything").touch()
@@ -162,3 +164,27 @@ def test_a_record_replaces_only_a_record_of_its_kind(tmp_path: Path) -> None:
     file.write_text(json.dumps({"dependencies": []}))
     with pytest.raises(ConfigError, match="exists and was not written by redi"):
         require_file(file, (".json",), replaces=("rows",))
+
+
+@pytest.mark.parametrize("place", ["begin", "end"])
+def test_a_picture_or_a_model_replaces_only_one_with_our_mark(tmp_path: Path, place: str) -> None:
+    file, far = tmp_path / "a.svg", bytes(200_000)
+    require_file(file, (".svg",))
+    for content in (b"", b"<svg/>", far + MARK.encode() + far):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"^--out \S+ exists and was not written by redi, .*another --out\.$"):
+            require_file(file, (".svg",))
+    file.write_bytes(MARK.encode() + far if place == "begin" else far + MARK.encode())
+    require_file(file, (".svg",))
+
+
+def test_a_link_that_leads_nowhere_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "nowhere")
+    for replaces in ((), ("rows",)):
+        with pytest.raises(ConfigError, match="exists and was not written by redi"):
+            require_file(tmp_path / "a.png", (".png",), replaces=replaces)
+
+
+def test_what_a_killed_process_left_is_no_file_of_the_user(tmp_path: Path) -> None:
+    drafts._name(tmp_path / "table.md").write_text("half of")
+    require_own_runs(tmp_path, ["table.md"])

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from redi.errors import ArtifactError
+from redi.records.outputs import require_file
 from redi.report.saving import new_figure, save_figure
 
 
@@ -17,6 +18,7 @@ from redi.report.saving import new_figure, save_figure
 def test_a_figure_has_the_format_of_its_suffix(tmp_path: Path, name: str, begin: bytes) -> None:
     save_figure(Figure(), tmp_path / name, dpi=50)
     assert (tmp_path / name).read_bytes().startswith(begin)
+    require_file(tmp_path / name, (Path(name).suffix,))  # it may be drawn again
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -12,7 +12,7 @@ from families import save_checkpoint
 from redi.errors import ArtifactError, BackboneError, ConfigError, CorpusError, RediError
 from redi.images.preprocessing import to_bytes
 from redi.pipeline import STAGES, execute
-from redi.records import artifacts
+from redi.records import artifacts, drafts
 from redi.records.outputs import mark_run
 from redi.records.results import read_results
 from redi.reduction import Budget
@@ -195,7 +195,7 @@ def test_a_class_map_that_does_not_fit_changes_nothing(small_data: Path, tmp_pat
 def test_clearing_up_touches_nothing_of_the_users(small_data: Path, tmp_path: Path) -> None:
     mark_run(tmp_path, {})
     mine = [tmp_path / ".notes.1", tmp_path / "work" / ".draft.json.7", tmp_path / ".bashrc"]
-    half = tmp_path / "scores" / ".mass.safetensors.123"
+    half = drafts._name(tmp_path / "scores" / "mass.safetensors")
     for path in (*mine, half):
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from redi import bounds
@@ -16,6 +15,7 @@ from redi.deploy import Accelerated, Setting, accelerate
 from redi.deploy.export import export as write_onnx
 from redi.deploy.tune import tune as find_setting
 from redi.errors import ConfigError
+from redi.records.drafts import scratch
 from redi.records.outputs import TUNED, require_apart, require_file, require_own
 from redi.records.timing import BENCH_KEYS, BenchResult, write_bench
 from redi.records.tuning import TuneConfig
@@ -76,7 +76,7 @@ def export(
     require_type(batch_size, int, "batch_size")
     require_type(image, str | Path | None, "image")
     file, name = Path(out), model_name(model)
-    require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
+    require_file(file, (".onnx",))
     for option, number, within in (("batch_size", batch_size, bounds.BATCH), ("size", size or 0, bounds.SIZE)):
         within.require(option, number)
     if isinstance(model, Accelerated):
@@ -123,7 +123,7 @@ def _make_writable(folder: Path) -> None:
     """Create a folder, and fail before the work if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
+        with scratch(folder / TUNED.file):
             pass
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be written to: {error.strerror}.") from None

@@ -20,11 +20,11 @@ from redi.records.dense import FILE as DENSE_FILE, DenseRecord
 from redi.records.deployed import STUDY as ACCELERATE, earlier_deployed
 from redi.records.explained import Explained
 from redi.records.learning import Training
-from redi.records.outputs import require_run
+from redi.records.outputs import TUNED, require_own, require_replaceable, require_run
 from redi.records.results import Results, read_results
 from redi.records.setting import Setting
 from redi.records.texts import ClassTexts
-from redi.records.timing import BenchResult, write_bench
+from redi.records.timing import BENCH_KEYS, BenchResult, write_bench
 from redi.records.tuning import Tuned
 from redi.report.audit import TOP, audit_verdict, class_sheets, print_audit, ranking_sheet, titles_of
 from redi.report.bench import bench_sheets, print_bench
@@ -277,6 +277,7 @@ class TuneResult(Shown):
     def save(self, folder: str | Path) -> list[Path]:
         """Write setting.json, tune.json and curve.png."""
         folder = Path(folder)
+        require_own(folder, TUNED)
         written = self.tuned.write(folder)
         draw_curve(self.tuned, folder / "curve.png")
         return [*written, folder / "curve.png"]
@@ -327,6 +328,8 @@ class ExportResult(Shown):
 
         ``threads`` are onnxruntime's, and 0 means its own choice; ``out`` is a JSON file for the record.
         """
+        if out is not None:
+            require_replaceable(Path(out), BENCH_KEYS)
         record = measure_export(self.model, self.file, self.pixels, self.name, repeats=repeats, threads=threads)
         if out is not None:
             write_bench(Path(out), record)

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from redi.errors import ConfigError, RediError, printable
+from redi.errors import ConfigError, printable
 
 AGAIN = "stopped; run the same command again."
 CONTINUES = "stopped; run the same command again to continue."
@@ -37,14 +37,6 @@ def interruptible(message: str = CONTINUES) -> Iterator[None]:
 class Commands(TyperGroup):
     """All commands. Ctrl-C ends each of them with one line, also while it imports what it needs."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] == "accelerate":
-            raise RediError(
-                "accelerate is a function of Python, redi.accelerate(MODEL, cost=0.65), not a command: `redi tune` "
-                "finds a setting for it, and `redi export` writes the faster model as ONNX."
-            )
-        return super().resolve_command(ctx, args)
-
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with interruptible(AGAIN):
             return super().make_context(*arguments, **options)
@@ -55,6 +47,11 @@ class Commands(TyperGroup):
             if not text or (text.startswith("--") and text.endswith("=")):
                 name = text.rstrip("=") or (before if before.startswith("-") else "An argument")
                 raise ConfigError(f"{name} is empty: give a value, or leave it out.")
+        if args[0] == "accelerate":
+            raise ConfigError(
+                "accelerate is a function of Python, redi.accelerate(MODEL, cost=0.65), not a command: `redi tune` "
+                "finds a setting for it, and `redi export` writes the faster model as ONNX."
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -18,8 +18,8 @@ from redi.images import open_images
 from redi.images.classes import head_classes
 from redi.pipeline import execute
 from redi.records import artifacts
-from redi.records.diagnosis import FILE, FILES, Diagnosis, DiagnosisRow
-from redi.records.outputs import require_apart, require_own_runs
+from redi.records.diagnosis import FILE, FILES, KEYS, TABLE, Diagnosis, DiagnosisRow
+from redi.records.outputs import require_apart, require_file, require_own_runs
 from redi.records.reading import write_record
 from redi.records.results import Data, Results
 from redi.rows import DENSE, Score
@@ -63,6 +63,9 @@ def plan(base: RunConfig, backbones: Sequence[str]) -> dict[str, RunConfig]:
         folder = Path(base.out).expanduser()
         require_apart(folder, run_data(base))
         require_own_runs(folder, FILES)
+        if folder.is_dir():
+            require_file(folder / FILE, (".json",), replaces=KEYS)
+            require_file(folder / TABLE, (".md",))
     runs: dict[str, RunConfig] = {}
     for backbone in backbones:
         name = folder_name(backbone)

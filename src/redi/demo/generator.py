@@ -11,7 +11,6 @@ A class is a pair (shape, material). Twelve materials and sixteen shapes give 19
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from redi.demo.materials import MATERIALS
 from redi.demo.planting import GROUND, MARK, Planting, planted_in
 from redi.demo.scene import ObjectClass, Scene, SceneConfig, render
 from redi.demo.shapes import SHAPES
+from redi.records.drafts import draft
 
 __all__ = [
     "CLASSES",
@@ -176,9 +176,8 @@ def _claim(folder: Path, recipe: dict[str, object]) -> None:
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and was not written by the generator")
     else:
-        partial = folder / f".{RECIPE}.{os.getpid()}"
-        partial.write_text(json.dumps(recipe, indent=2) + "\n")
-        partial.replace(note)
+        with draft(note) as partial:
+            partial.write_text(json.dumps(recipe, indent=2) + "\n")
 
 
 def _recipe(note: Path) -> object:
@@ -191,6 +190,5 @@ def _recipe(note: Path) -> object:
 
 def _save(image: Image.Image, path: Path, form: str, **options: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    image.save(partial, form, **options)
-    partial.replace(path)
+    with draft(path) as partial:
+        image.save(partial, form, **options)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from redi.deploy.engines import Run, installed, onnx_libraries
 from redi.deploy.model import Accelerated
 from redi.errors import ConfigError, ExportError
+from redi.records.drafts import draft
+from redi.records.outputs import MARK
 
 #: Largest difference from PyTorch, relative to the largest output, that an export may have.
 TOLERANCE = 1e-3
@@ -54,28 +56,28 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
         raise ConfigError("A backbone with feature maps cannot be exported: export the encoder or the whole model.")
     named = _Named(model, tuple(output.keys())).eval()
     expected = [(given, named(given)) for given in (pixels, torch.zeros_like(pixels))]
-    draft = file.with_name(f".{file.name}.draft")
     try:
-        with _quiet_exporter():
-            program = torch.onnx.export(
-                named,
-                (pixels,),
-                dynamo=True,
-                input_names=[INPUT],
-                output_names=list(named.names),
-                custom_translation_table={torch.ops.aten.sort.stable: sort},
-                verbose=False,
-            )
-            assert program is not None
-            program.save(draft, external_data=False)
-        differences = {name: _difference(load(draft), expected) for name, load in installed().items()}
-        for name, difference in differences.items():
-            if not difference <= TOLERANCE:
-                raise ExportError(
-                    f"The outputs of {name} differ from PyTorch's by {difference:.1g} of the largest output, more than "
-                    f"{TOLERANCE:g}: nothing was written."
+        with draft(file) as written:
+            with _quiet_exporter():
+                program = torch.onnx.export(
+                    named,
+                    (pixels,),
+                    dynamo=True,
+                    input_names=[INPUT],
+                    output_names=list(named.names),
+                    custom_translation_table={torch.ops.aten.sort.stable: sort},
+                    verbose=False,
                 )
-        draft.replace(file)
+                assert program is not None
+                program.model.doc_string = MARK
+                program.save(written, external_data=False)
+            differences = {name: _difference(load(written), expected) for name, load in installed().items()}
+            for name, difference in differences.items():
+                if not difference <= TOLERANCE:
+                    raise ExportError(
+                        f"The outputs of {name} differ from PyTorch's by {difference:.1g} of the largest output, more "
+                        f"than {TOLERANCE:g}: nothing was written."
+                    )
     except ExportError:
         raise
     except OSError as error:
@@ -83,8 +85,6 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
     except Exception as error:  # whatever the exporter or the runtime raises
         message = " ".join(str(error).split())
         raise ExportError(f"The export failed ({type(error).__name__}): {message[:200]}") from error
-    finally:
-        draft.unlink(missing_ok=True)
     return Exported(file, tuple(pixels.shape), named.names, differences, file.stat().st_size)
 
 

@@ -14,7 +14,7 @@ classes would find a configuration of their type and load the dense model withou
 """
 
 import json
-import shutil
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, no_type_check
@@ -34,6 +34,7 @@ from redi.deploy.parts import GENERATION, Parts, load_live, take_apart
 from redi.deploy.processor import AcceleratedImageProcessor, stock
 from redi.errors import ArtifactError, BackboneError, ConfigError, one_line
 from redi.learning.files import LearnedFile, load_learned, save_learned
+from redi.records.drafts import folder_draft, install, is_cut_off
 from redi.records.reading import read_record, write_record
 from redi.records.setting import Setting
 from redi.records.tuning import Tuned
@@ -41,6 +42,12 @@ from redi.runs.distributed import choose_device
 
 CONFIG, SETTING, RECORD, CARD, DENSE = "config.json", "setting.json", "tune.json", "README.md", "dense"
 REDUCER = "reducer.safetensors"
+#: All files that a folder may hold, as paths.
+OWN_FILES = re.compile(
+    r"(config|setting|tune|preprocessor_config)\.json|reducer\.safetensors|README\.md"
+    r"|dense/((config|generation_config|preprocessor_config)\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json)"
+)
 #: Options of ``from_pretrained`` that say where on the Hub a file is.
 HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 #: Options that transformers adds by itself, or that change nothing here.
@@ -129,7 +136,7 @@ def write_model(
     learned: LearnedFile | None = None,
 ) -> None:
     """Write all files into a draft, then move them into the folder; ``dense`` is the original model."""
-    _require_own(folder)
+    _own_files(folder)
     if not (isinstance(dense, PreTrainedModel) or dense.config.settings):
         raise BackboneError(
             "A live model of timm does not know how it was created, so it cannot be saved: accelerate it by its name, "
@@ -137,29 +144,35 @@ def write_model(
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".") as place:
-            draft = Path(place)
+        with folder_draft(folder, CONFIG) as draft:
             _write_dense(draft / DENSE, dense)
             _write_processors(draft, facts)
             _config(dense, class_names, facts).save_pretrained(draft)
-            setting.save(draft / SETTING)
+            write_record(draft / SETTING, setting)
             if facts.tuned is not None:
                 write_record(draft / RECORD, facts.tuned)
             if learned is not None:
                 save_learned(draft / REDUCER, learned.method, learned.training, {"learned": learned.training.method})
             (draft / CARD).write_text(model_card(facts), encoding="utf-8")
-            for name in (SETTING, RECORD, REDUCER, CARD, PROCESSOR, DENSE, CONFIG):  # what marks the folder comes last
-                _move(draft / name, folder / name)
+            install(draft, folder, _own_files(folder), CONFIG)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _require_own(folder: Path) -> None:
-    """Refuse a folder with files that are not of an accelerated model; the original checkpoint may be among them."""
-    if not folder.is_dir() or _kind(folder) in CONFIGS:
-        return
-    if foreign := sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")):
-        raise ConfigError(f"{folder} holds {foreign[0]}, which is not of an accelerated model: choose another folder.")
+def _own_files(folder: Path) -> list[str]:
+    """The files of an accelerated model in a folder, which the next one replaces. Any other file is refused."""
+    if not folder.is_dir():
+        return []
+    is_ours = _kind(folder) in CONFIGS or is_cut_off(folder, CONFIG)
+    places = [folder]
+    if (dense := folder / DENSE).is_dir() and not dense.is_symlink():
+        places.append(dense)
+    visible = [entry for place in places for entry in place.iterdir() if not entry.name.startswith(".")]
+    entries = [entry.relative_to(folder).as_posix() for entry in visible if entry not in places]
+    for name in sorted(entries):
+        if not (is_ours and OWN_FILES.fullmatch(name) and (folder / name).is_file()):
+            raise ConfigError(f"{folder} holds {name}, which is not of an accelerated model: choose another folder.")
+    return entries
 
 
 def _kind(folder: Path) -> str:
@@ -173,16 +186,6 @@ def _config(dense: Any, class_names: list[str] | None, facts: Facts) -> Any:
         known["id2label"] = dict(enumerate(class_names))
         known["label2id"] = {name: number for number, name in enumerate(class_names)}
     return BY_TASK[facts.task](**known)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Replace the target by the source, or remove it if there is no source."""
-    if target.is_dir():
-        shutil.rmtree(target)
-    if source.exists():
-        source.replace(target)
-    else:
-        target.unlink(missing_ok=True)
 
 
 def _write_processors(draft: Path, facts: Facts) -> None:
@@ -218,6 +221,8 @@ def read_model(name_or_path: str | Path, config: Any, options: dict[str, Any]) -
     own_files = (CONFIG, SETTING, RECORD, REDUCER, PROCESSOR)
     dense_files = (f"{DENSE}/{file}" for file in (*FILES, GENERATION))
     folder = checkpoint_folder(name_or_path, files=(*own_files, *dense_files), **hub)
+    if is_cut_off(folder, CONFIG):
+        raise BackboneError(f"The last save to {folder} was cut off, so it holds no whole model: save the model again.")
     kind = _kind(folder)
     if kind not in CONFIGS:
         raise BackboneError(f"{name_or_path} holds no accelerated model: make one with redi.accelerate().")

@@ -9,9 +9,7 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch import Tensor
 from redi._version import __version__
 from redi.checks import parse_json
 from redi.errors import ArtifactError
+from redi.records.drafts import draft
 
 Key = Mapping[str, Any]
 
@@ -44,8 +43,10 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors = load_tensors(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        raise _damaged(path) from error
-    if manifest is None or tensor_digest(tensors) != manifest["digest"]:
+        raise _unreadable(path) from error
+    if manifest is None:
+        raise _unreadable(path)
+    if tensor_digest(tensors) != manifest["digest"]:
         raise _damaged(path)
     return tensors, manifest
 
@@ -66,10 +67,14 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         with safetensors.safe_open(path, framework="pt") as file:
             content = parse_json((file.metadata() or {})["manifest"])
         whole = isinstance(content, dict) and {"key", "digest", "notes"} <= set(content)
-        whole = whole and content.pop("seal", "") == _seal(content)
-    except (OSError, KeyError, ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise _damaged(path) from error
+        sealed = whole and content.pop("seal", "") == _seal(content)
+    except KeyError:
+        raise ArtifactError(f"{path} was not written by redi: move it away, or name another file.") from None
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise _unreadable(path) from error
     if not whole:
+        raise _unreadable(path)
+    if not sealed:
         raise _damaged(path)
     return dict(content)
 
@@ -80,48 +85,15 @@ def is_current(path: Path, key: Key) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, rename: a killed run leaves no half-written file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a draft, flush it to disk, rename it: a killed run leaves no half-written file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with draft(path) as temporary, temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ArtifactError(_write_failure(path, error)) from error
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """Half-written files of a killed run.
-
-    Only our own file names in our own folders count, because --out may point to a folder with other files.
-    """
-    ours = re.compile(r"\..+\.(safetensors|rows|json|toml)\.\d+")
-    places = [folder.glob(".*")]
-    places += [
-        (folder / name).rglob(".*")
-        for name in (
-            "scores",
-            "adaptive",
-            "validation",
-            "predictions",
-            "analysis",
-            "ablation",
-            "audit",
-            "early",
-            "retrieval",
-            "cache",
-            "partial",
-            "rows",
-            "reference",
-            "training",
-        )
-    ]
-    return [path for place in places for path in place if ours.fullmatch(path.name)]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -145,7 +117,16 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
+def _unreadable(path: Path) -> ArtifactError:
+    """Without its manifest nobody knows whose file it is, so nobody is told to delete it."""
+    return ArtifactError(
+        f"{path} is damaged, or was not written by redi: move it away and run the same command again, or name another "
+        "file."
+    )
+
+
 def _damaged(path: Path) -> ArtifactError:
+    """A file that is ours by its manifest."""
     return ArtifactError(
         f"{path} is damaged: its content does not match its manifest. Delete it and run the same command again to "
         "create a new one."

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from redi.records.results import Data
 
-FILE = "diagnose.json"
+FILE, TABLE = "diagnose.json", "diagnose.md"
 #: The files of a diagnosis beside its run folders.
-FILES = (FILE, "diagnose.md")
+FILES = (FILE, TABLE)
+#: What marks a file as such a record.
+KEYS = ("rows", "backbones", "data")
 
 
 @dataclass(frozen=True)

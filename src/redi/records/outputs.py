@@ -6,13 +6,14 @@ holds anything else but no marker belongs to the user and is refused before anyt
 
 import json
 import os
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from redi.errors import ArtifactError, ConfigError
 from redi.records import artifacts
+from redi.records.drafts import is_draft
 
 #: The lock of a run folder, an empty file.
 LOCK = ".lock"
@@ -20,6 +21,10 @@ LOCK = ".lock"
 PICTURES = "images"
 #: The formats of a picture; not JPEG, in which photographs come.
 PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
+#: What our pictures and exported models hold, so that they may be replaced.
+MARK = "written by redi-vit"
+#: Number of bytes at the begin and at the end of a file in which the mark is looked for.
+_NEAR = 2**16
 
 
 class Marker(NamedTuple):
@@ -47,7 +52,7 @@ def require_own(folder: Path, marker: Marker = RUN) -> None:
     """Refuse a folder that holds something but not our marker; a new or an empty folder is fine."""
     if not folder.is_dir() or marker.marks(folder):
         return
-    if foreign := _foreign_entries(folder, marker):
+    if foreign := _foreign_entries(folder):
         raise ConfigError(
             f"{folder} is not empty and was not made by redi: it holds {foreign[0]} and no {marker.file} of ours. "
             "Nothing was written; choose another --out."
@@ -99,11 +104,15 @@ def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
 
 
 def require_file(
-    out: Path, suffixes: tuple[str, ...], inputs: Iterable[Path] = (), replaces: tuple[str, ...] = ()
+    out: Path,
+    suffixes: tuple[str, ...],
+    inputs: Iterable[Path] = (),
+    replaces: tuple[str, ...] = (),
+    ours: Callable[[Path], bool] | None = None,
 ) -> None:
-    """Refuse a file for results that is a folder, has another suffix, or is one of the inputs.
+    """Refuse a file for results that is a folder, has another suffix, is one of the inputs or is not ours to replace.
 
-    With ``replaces``, a file that exists must be a record with these fields, from an earlier call.
+    ``replaces`` and ``ours`` are as for :func:`require_replaceable`.
     """
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder: name a file that ends in {' or '.join(suffixes)}.")
@@ -114,8 +123,32 @@ def require_file(
     for path in inputs:
         if out.exists() and path.exists() and out.samefile(path):
             raise ConfigError(f"--out {out} is also an input. Nothing was written; choose another --out.")
-    if replaces and out.exists() and not Marker(out.name, replaces).marks(out.parent):
-        raise ConfigError(f"--out {out} exists and was not written by redi. Choose another --out.")
+    require_replaceable(out, replaces, ours)
+
+
+def require_replaceable(out: Path, replaces: tuple[str, ...] = (), ours: Callable[[Path], bool] | None = None) -> None:
+    """Refuse to replace a file that exists, unless an earlier call wrote it.
+
+    It must be a record with the fields ``replaces``, or what ``ours`` knows; without either it must have our mark.
+    """
+    ours = partial(_is_record, fields=replaces) if replaces else ours or _is_marked
+    if os.path.lexists(out) and not ours(out):
+        raise ConfigError(f"--out {out} exists and was not written by redi, or is damaged. Choose another --out.")
+
+
+def _is_record(path: Path, fields: tuple[str, ...]) -> bool:
+    return Marker(path.name, fields).marks(path.parent)
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether a picture or a model begins or ends with our mark, which all formats store as plain letters."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_NEAR)
+            file.seek(max(path.stat().st_size - _NEAR, 0))
+            return MARK.encode() in head + file.read(_NEAR)
+    except OSError:
+        return False
 
 
 def mark_run(folder: Path, identity: dict[str, str]) -> None:
@@ -133,19 +166,15 @@ def recorded_identity(folder: Path) -> dict[str, str]:
     return identity
 
 
-def _foreign_entries(folder: Path, marker: Marker) -> list[str]:
-    """Names in a folder without a marker, except those that a run leaves if it is killed before it writes one."""
-    half_written = re.compile(rf"\.{re.escape(marker.file)}\.\d+")
-    return [
-        entry.name
-        for entry in _entries(folder)
-        if not half_written.fullmatch(entry.name) and not (entry.name == LOCK and entry.lstat().st_size == 0)
-    ]
+def _foreign_entries(folder: Path) -> list[str]:
+    """Names in a folder without a marker, except the lock, which a run leaves if it is killed before it writes one."""
+    return [entry.name for entry in _entries(folder) if not (entry.name == LOCK and entry.lstat().st_size == 0)]
 
 
 def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, without the drafts of killed processes."""
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if not is_draft(path))
     except OSError as error:
         raise ArtifactError(f"{folder} cannot be read: {error.strerror}. Choose another --out.") from None
 

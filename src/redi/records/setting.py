@@ -10,6 +10,7 @@ from redi import bounds
 from redi.checks import require_types
 from redi.cost import Geometry
 from redi.errors import ArtifactError, ConfigError
+from redi.records.outputs import require_replaceable
 from redi.records.reading import read_record, write_record
 from redi.reduction import Extent, Progressive, Reduction
 from redi.reduction.protected import OURS, PROTECTION
@@ -153,6 +154,7 @@ class Setting:
         return self if cost == self.cost else replace(self, cost=cost, outside="")
 
     def save(self, file: str | Path) -> None:
+        require_replaceable(Path(file), ("cost", "shape"))
         write_record(Path(file), self)
 
     @classmethod

@@ -145,5 +145,5 @@ class Tuned:
     def write(self, folder: Path) -> list[Path]:
         """Write the record and the setting."""
         write_record(folder / "tune.json", self)
-        self.setting.save(folder / "setting.json")
+        write_record(folder / "setting.json", self.setting)
         return [folder / "tune.json", folder / "setting.json"]

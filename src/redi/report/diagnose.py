@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from redi.records import artifacts
-from redi.records.diagnosis import Diagnosis, DiagnosisRow
+from redi.records.diagnosis import TABLE, Diagnosis, DiagnosisRow
+from redi.records.outputs import MARK
 from redi.report.sheets import Sheet, print_sheet, to_markdown
 from redi.report.tables import ORACLE
 from redi.rows import Score
@@ -43,9 +44,9 @@ def publish(folder: Path, diagnosis: Diagnosis, console: Console | None = None) 
     for narrow in narrow_sheets(diagnosis):
         print_sheet(narrow, console)
     sheet = diagnosis_sheet(diagnosis)
-    path = folder / "diagnose.md"
+    path = folder / TABLE
     sources = [f"- {name}: `{source}`" for name, source in diagnosis.backbones.items()]
-    artifacts.write_text(path, "\n".join([to_markdown(sheet), *sources, ""]))
+    artifacts.write_text(path, "\n".join([to_markdown(sheet), *sources, "", f"<!-- {MARK} -->", ""]))
     return path
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from redi.errors import ConfigError, one_line
 from redi.records import artifacts
+from redi.records.outputs import MARK
 
 
 def new_figure(**settings: Any) -> Any:
@@ -29,9 +30,9 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Write a figure of matplotlib in the format of the suffix; a full disk is one line."""
     from matplotlib import rc_context
 
-    content = BytesIO()
+    suffix, content = path.suffix.lower().removeprefix("."), BytesIO()
     with warnings.catch_warnings(), rc_context(FONTS):
         # Names of classes may be in a script that the font lacks; they are drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure.savefig(content, format=path.suffix.removeprefix("."), dpi=dpi)
+        figure.savefig(content, format=suffix, dpi=dpi, metadata={"Software" if suffix == "png" else "Creator": MARK})
     artifacts.write_bytes(path, content.getvalue())

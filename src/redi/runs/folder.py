@@ -18,7 +18,7 @@ from redi.bounds import MOST_WORDS
 from redi.errors import ArtifactError, ConfigError, CorpusError, ImageError
 from redi.images import LabelledImages, open_images, relabel
 from redi.images.loader import ViewDataset
-from redi.records import artifacts
+from redi.records import artifacts, drafts
 from redi.records.outputs import LOCK, mark_run, recorded_identity, require_apart
 from redi.rows import paper_scores
 from redi.runs.cache import FeatureCache
@@ -195,8 +195,7 @@ class Run:
     def claim(self) -> None:
         """Record the data, the checkpoint and the settings of the run; the marker of the folder comes first."""
         mark_run(self.folder, self.identity)
-        for leftover in artifacts.leftovers(self.folder):
-            leftover.unlink(missing_ok=True)
+        drafts.clear(self.folder)
         artifacts.write_text(self.folder / "config.toml", to_toml(self.config))
 
 

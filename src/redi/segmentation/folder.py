@@ -22,7 +22,7 @@ from torch import Tensor
 
 from redi.errors import ArtifactError
 from redi.grid import Grid
-from redi.records import artifacts
+from redi.records import artifacts, drafts
 from redi.records.dense import MARKER, DenseConfig
 
 #: Increased by one when the bench computes something new, so that old artefacts are made again.
@@ -52,8 +52,7 @@ class BenchFolder:
                         f"{self.root} belongs to another {part} than {getattr(config, part)}{limited}, or its content "
                         "has changed since: choose another --out."
                     )
-            for leftover in artifacts.leftovers(self.root):
-                leftover.unlink(missing_ok=True)
+            drafts.clear(self.root)
         else:
             content = {**self.identity, "bench": "dense prediction"}
             artifacts.write_text(self.root / MARKER.file, json.dumps(content, indent=2) + "\n")
