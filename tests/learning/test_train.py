@@ -1,5 +1,7 @@
 """``redi learn``: every method learns without labels, a stopped training continues, and only fitting files are read."""
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import redi
 from families import save_checkpoint
 from redi.backbone import Backbone, load_backbone
 from redi.demo.generator import sample
@@ -22,7 +25,7 @@ from redi.learning import train
 from redi.learning.files import LearnedFile, load_learned, read_training
 from redi.learning.teacher import Teacher
 from redi.learning.train import learn
-from redi.records import artifacts
+from redi.records import artifacts, drafts
 from redi.records.learning import LearnConfig
 from redi.reduction.learned import LEARNED, Learned
 from redi.runs.pictures import decode
@@ -268,8 +271,10 @@ def test_other_pictures_give_other_parameters(demo: Backbone, pictures: Path, tm
             return super().load(index).rotate(90)
 
     one = learn(brief(pictures), demo, tmp_path / "one.safetensors")
-    other = learn(brief(pictures), demo, tmp_path / "one.safetensors", Mirrored(pictures / "flat"))
-    assert other.digest != one.digest, "the finished file of other pictures is not taken"
+    other = learn(brief(pictures), demo, tmp_path / "other.safetensors", Mirrored(pictures / "flat"))
+    assert other.digest != one.digest
+    with pytest.raises(ConfigError, match=r"another training, which differs in: images\. Nothing was written; choose"):
+        learn(brief(pictures), demo, tmp_path / "one.safetensors", Mirrored(pictures / "flat"))
 
 
 def test_a_finished_file_is_not_trained_again(
@@ -283,6 +288,66 @@ def test_a_finished_file_is_not_trained_again(
     assert_equal(first, again)
     assert again.training == first.training
     assert path.read_bytes() == content
+
+
+def test_the_file_of_another_training_is_refused_and_kept(demo: Backbone, pictures: Path, finished: Path) -> None:
+    content = finished.read_bytes()
+    changed: list[tuple[dict[str, Any], str]] = [
+        ({"seed": 1}, "seed"),
+        ({"steps": 7, "rate": 0.5}, "steps, rate"),
+        ({"method": "ia-red2"}, "method, rate, parameters"),
+    ]
+    for changes, named in changed:
+        with pytest.raises(ConfigError, match=rf"differs in: {named}\. Nothing was written; choose another --out\.$"):
+            learn(replace(brief(pictures), **changes), demo, finished)
+    assert finished.read_bytes() == content
+    assert len(list(finished.parent.iterdir())) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_two_trainings_at_once_into_one_file_are_kept_apart(demo: Backbone, pictures: Path, tmp_path: Path) -> None:
+    path = tmp_path / "learned.safetensors"
+    with drafts.alone(path):
+        child = os.fork()
+        if child == 0:
+            try:
+                learn(brief(pictures, seed=1), demo, path)
+            except ArtifactError as error:
+                os._exit(3 if str(error).startswith(f"Another redi process is working on {path}: wait") else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_the_user_is_neither_replaced_nor_called_damaged(
+    demo: Backbone, pictures: Path, tmp_path: Path
+) -> None:
+    for name in ("weights", "text", "link"):
+        path = tmp_path / f"{name}.safetensors"
+        if name == "weights":
+            save_file({"weights": torch.ones(3)}, path)
+        elif name == "text":
+            path.write_text("mine")
+        else:
+            path.symlink_to(tmp_path / "nowhere")
+        with pytest.raises(ConfigError, match=one_line) as refused:
+            learn(brief(pictures), demo, path)
+        assert "exists and was not written by redi" in str(refused.value)
+        with pytest.raises(ConfigError, match=one_line) as refused:
+            read_training(path)
+        assert "elete" not in str(refused.value)
+    assert (tmp_path / "text.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["images", "model"])
+def test_a_file_inside_the_images_or_the_checkpoint_is_refused(place: str, pictures: Path, tmp_path: Path) -> None:
+    folders = {"images": tmp_path / "photos", "model": save_checkpoint("vit_head", tmp_path / "model")}
+    shutil.copytree(pictures / "flat", folders["images"])
+    before = sorted(folders[place].iterdir())
+    with pytest.raises(ConfigError, match=rf"^--out \S+ lies inside the {place} \S+\. Nothing was written; choose"):
+        redi.learn(folders["model"], "weitop", folders["images"], out=folders[place] / "model-1.safetensors")
+    assert sorted(folders[place].iterdir()) == before
 
 
 def test_held_out_images_are_none_of_those_to_learn_from(pictures: Path) -> None:

@@ -10,11 +10,12 @@ from redi.backbone import load_backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.deploy.parts import shared_copy
 from redi.errors import ConfigError
-from redi.learning.files import SUFFIX, read_training
+from redi.learning.files import SUFFIX, is_learned
 from redi.learning.train import learn as train
 from redi.records.learning import LearnConfig
-from redi.records.outputs import require_file
+from redi.records.outputs import require_apart, require_file
 from redi.runs.config import saved_config
+from redi.runs.places import data_places
 
 
 def learn(
@@ -31,16 +32,16 @@ def learn(
     is_run = isinstance(model, str | Path) and (Path(model) / "config.toml").is_file()
     if is_run:
         run = saved_config(Path(model))
-        name, images = run.backbone, images or run.train
+        name, images = run.backbone, run.train if images is None else images
         settings["size"] = settings.get("size") or run.size or None
     if images is None:
         raise ConfigError("Name the images to learn from with --images; only the folder of a run has its own.")
     names = {"cost": "costs", "batch_size": "batch"}
     config = configured(LearnConfig, settings, names, backbone=name, images=str(images), method=method).checked()
     file = Path(f"{method}{SUFFIX}" if out is None else out)
-    require_file(file, (SUFFIX,))
-    if file.exists():
-        read_training(file)  # raises if it is something else
+    require_file(file, (SUFFIX,), ours=is_learned)
+    inputs = [("the images", place) for place in data_places(config.images)]
+    require_apart(file, inputs + [("the model", place) for place in data_places(name.removeprefix("timm:"))])
     if is_run:
         backbone = load_backbone(run.backbone, run.revision or None)
         backbone = backbone.with_resize(run.resize) if run.resize else backbone

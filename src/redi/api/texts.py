@@ -33,12 +33,10 @@ def text(
     file, names = Path(out).expanduser(), None if names is None else Path(names).expanduser()
     if train is None and names is None:
         raise ConfigError("Name the classes: give --train DIR, --names FILE or both.")
-    require_file(file, (".safetensors",))
+    require_file(file, (".safetensors",), ours=is_texts)
     inputs = [("the model", place) for place in data_places(str(backbone))]
     inputs += [("the training data", place) for place in (data_places(str(train)) if train else [])]
     require_apart(file, inputs)
-    if file.exists() and not is_texts(file):
-        raise ConfigError(f"--out {file} exists and was not written by redi. Choose another --out.")
     if train is not None:
         classes = list(open_images(str(train)).class_names)
         titles = class_titles(classes, [], [], names)

@@ -35,19 +35,29 @@ def save_learned(path: Path, method: Learned, training: Training, key: artifacts
 
 def read_training(path: Path) -> Training:
     """How a file was learned, without its parameters."""
-    manifest = artifacts.read_manifest(path) if path.is_file() else None
-    if manifest is None:
+    if not path.is_file():
         raise ConfigError(f"There is no file {path}: make one with `redi learn`.")
     try:
+        manifest = artifacts.read_manifest(path)
+        assert manifest is not None
         training: Training = build(Training, manifest["notes"]["training"])
         complete = bool(training.checks) and all(check.distances for check in training.checks)
-    except (KeyError, TypeError, ValueError, ArtifactError):
+    except (KeyError, TypeError, ValueError):  # an ArtifactError is a ValueError
         complete = False
     if not complete or not all(1 <= side <= bounds.SIZE.high for side in training.grid):
-        raise ConfigError(f"{path} holds no learned reducer: make one with `redi learn`.")
+        raise ConfigError(f"{path} holds no learned reducer, or is damaged: make one with `redi learn`.")
     if training.method not in LEARNED:
         raise ConfigError(f"{path} holds {training.method!r}, which this version of redi does not know.")
     return training
+
+
+def is_learned(path: Path) -> bool:
+    """Whether a file was written by ``redi learn``."""
+    try:
+        read_training(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def require_fit(training: Training, backbone: Backbone, name: str) -> None:
@@ -63,7 +73,10 @@ def load_learned(path: Path, backbone: Backbone) -> LearnedFile:
     """Load a learned reducer for the kind of model that it was learned on; other weights give a warning."""
     training = read_training(path)
     require_fit(training, backbone, str(path))
-    tensors, _ = artifacts.load(path)
+    try:
+        tensors, _ = artifacts.load(path)
+    except ArtifactError:
+        raise ConfigError(f"{path} is damaged: run `redi learn` again, with another --out.") from None
     rows, columns = training.grid
     try:
         with torch.device("meta"):  # no memory is taken for a size that the file only claims to have

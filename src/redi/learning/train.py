@@ -6,6 +6,9 @@ first is that of the untrained parameters. All randomness comes from the seed an
 that was stopped continues as if it had not been.
 """
 
+import json
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, cos, pi
@@ -23,10 +26,12 @@ from redi.errors import ConfigError, CorpusError
 from redi.images import LabelledImages, open_pictures
 from redi.images.labelled import Unlabelled, describe_left_out
 from redi.images.loader import ViewDataset
-from redi.learning.files import LearnedFile, load_learned, save_learned
+from redi.learning.files import LearnedFile, is_learned, load_learned, save_learned
 from redi.learning.teacher import Teacher
 from redi.records import artifacts
+from redi.records.drafts import alone
 from redi.records.learning import COSTS, FEWEST, Check, LearnConfig, Training
+from redi.records.outputs import require_replaceable
 from redi.records.reading import build
 from redi.reduction import Adaptive, Progressive
 from redi.reduction.adaptive import Curve, curve_of
@@ -67,14 +72,38 @@ def learn(config: LearnConfig, backbone: Backbone, out: Path, images: LabelledIm
         if config.mirror:
             pixels = torch.cat([pixels, pixels.flip(-1)])
         key = _key(config, backbone, pixels, held_pixels)
-        if artifacts.is_current(out, key):
-            say(f"  {out} is finished")
-            return load_learned(out, backbone)
-        method, training = _Student(config, backbone, pixels, held_pixels, key, _partial(out)).train()
-    learned = save_learned(out, method, training, key)
-    with suppress(OSError):
-        _partial(out).unlink(missing_ok=True)
+        with alone(out):
+            if _is_finished(out, key):
+                say(f"  {out} is finished")
+                return load_learned(out, backbone)
+            method, training = _Student(config, backbone, pixels, held_pixels, key, _partial(out)).train()
+            learned = save_learned(out, method, training, key)
+            with suppress(OSError):
+                _partial(out).unlink(missing_ok=True)
     return learned
+
+
+def _is_finished(out: Path, key: Mapping[str, Any]) -> bool:
+    """Whether a file is there and of this training. Any other file is refused."""
+    if not os.path.lexists(out):
+        return False
+    require_replaceable(out, ours=is_learned)
+    manifest = artifacts.read_manifest(out)
+    assert manifest is not None
+    earlier, wanted = (_facts(each) for each in (manifest["key"], json.loads(json.dumps(key))))
+    if differing := [name for name, value in wanted.items() if earlier.get(name) != value]:
+        raise ConfigError(
+            f"{out} holds the result of another training, which differs in: {', '.join(differing)}. Nothing was "
+            "written; choose another --out."
+        )
+    return True
+
+
+def _facts(key: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training is made from, by names for people."""
+    settings = {name: value for name, value in key.get("settings", {}).items() if name != "method"}
+    others = {name: value for name, value in key.items() if name not in ("learned", "settings")}
+    return {"method": key.get("learned"), **settings, **others}
 
 
 def _reachable_costs(config: LearnConfig, backbone: Backbone) -> tuple[float, ...]:
