@@ -19,6 +19,7 @@ EXPERIMENTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "
 
 #: Options that make an experiment short.
 SHORT = {
+    "engines.py": ["--cost", "0.75", "--batches", "2"],
     "corpus_size.py": ["--sizes", "1", "2"],
     "schedules.py": ["--costs", "0.75", "--shapes", "default", "hold=0.5"],
     "relevance.py": ["--costs", "0.75"],

@@ -2,9 +2,12 @@
 
 import io
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from rich.console import Console
@@ -13,9 +16,9 @@ from torch import Tensor, nn
 from families import CHECKPOINTS, make_model, save_checkpoint
 from redi.deploy import accelerate
 from redi.deploy.engines import ENGINES, Run, onnx_libraries
-from redi.deploy.export import export
+from redi.deploy.export import export, require_ordered
 from redi.deploy.onnx_speed import measure_export, original
-from redi.errors import ConfigError, ExportError
+from redi.errors import ConfigError, ExportError, InvalidInput
 from redi.records.timing import read_bench, write_bench
 from redi.report.bench import print_bench
 
@@ -31,15 +34,49 @@ def test_every_engine_computes_what_pytorch_computes(name: str, tmp_path: Path) 
     assert list(written.differences) == ["onnxruntime", "openvino"]
     assert max(written.differences.values()) < 1e-4
     constant = torch.tensor([0.7, -1.3]).view(2, 1, 1, 1).expand_as(others)  # every patch is like every other
+    half = torch.cat([constant[..., :32], others[..., 32:]], dim=3)
     for load in ENGINES.values():
         run = load(file)
-        for images in (others, constant):
+        for images in (others, constant, half, constant.flip(0)):
             with torch.no_grad():
                 expected = model(images)
             assert written.outputs == tuple(expected.keys())
             for output, wanted in zip(run(images), expected.values(), strict=True):
                 assert (output - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert not list(tmp_path.glob(".*")), "the draft is gone"
+    sorts = [node.input[0] for node in onnx.load(file).graph.node if node.op_type == "TopK"]
+    makers = {name: node.op_type for node in onnx.load(file).graph.node for name in node.output}
+    assert sorts
+    assert 2 * [makers[name] for name in sorts].count("Add") == len(sorts), "every sort has a second one of pairs"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.export warns of its own internals
+@pytest.mark.parametrize(
+    ("order", "refused"),
+    [
+        (lambda values: values.argsort(dim=1), True),
+        (lambda values: values.topk(3).indices, True),
+        (lambda values: values.sort(dim=1).values, False),
+        (lambda values: values.argsort(dim=1, stable=True), False),
+    ],
+)
+def test_a_graph_that_reads_indices_of_an_unstable_sort_is_refused(order: Any, refused: bool) -> None:
+    class Sort(nn.Module):
+        def forward(self, values: Tensor) -> Any:
+            return order(values)
+
+    program = SimpleNamespace(exported_program=torch.export.export(Sort(), (torch.zeros(2, 9),)).run_decompositions())
+    message = r"^The indices of aten\.(sort|topk)\.default differ between engines .*\.$"
+    with pytest.raises(ExportError, match=message) if refused else nullcontext():
+        require_ordered(program)
+
+
+def test_outputs_that_are_not_finite_are_not_exported(tmp_path: Path) -> None:
+    model = accelerate(make_model("vit_head"), cost=0.7)
+    pixels = torch.full((1, 3, 48, 48), 3e38)
+    with pytest.raises(InvalidInput, match=r"^The logits of the model must be finite, but 7 of 7 values are not\.$"):
+        export(model, tmp_path / "model.onnx", pixels)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -38,6 +38,8 @@ def in_openvino(file: Path) -> Run:
     return run
 
 
+#: Operators whose indices leave the order of equal values open. Every engine may choose another.
+UNORDERED = (torch.ops.aten.sort.default, torch.ops.aten.topk.default)
 #: What opens a file in each engine, by the name under which the engine is imported and installed.
 ENGINES: dict[str, Callable[[Path], Run]] = {"onnxruntime": in_onnxruntime, "openvino": in_openvino}
 

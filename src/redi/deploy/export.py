@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from redi.deploy.engines import Run, installed, onnx_libraries
+from redi.checks import require_finite
+from redi.deploy.engines import UNORDERED, Run, installed, onnx_libraries
 from redi.deploy.model import Accelerated
 from redi.errors import ConfigError, ExportError
 from redi.records.drafts import draft
@@ -56,6 +58,9 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
         raise ConfigError("A backbone with feature maps cannot be exported: export the encoder or the whole model.")
     named = _Named(model, tuple(output.keys())).eval()
     expected = [(given, named(given)) for given in (pixels, torch.zeros_like(pixels))]
+    for _, outputs in expected:
+        for name, value in zip(named.names, outputs, strict=True):
+            require_finite(value, f"The {name} of the model")
     try:
         with draft(file) as written:
             with _quiet_exporter():
@@ -69,6 +74,7 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
                     verbose=False,
                 )
                 assert program is not None
+                require_ordered(program)
                 program.model.doc_string = MARK
                 program.save(written, external_data=False)
             differences = {name: _difference(load(written), expected) for name, load in installed().items()}
@@ -86,6 +92,13 @@ def export(model: Accelerated, file: str | Path, pixels: Float[Tensor, "batch ch
         message = " ".join(str(error).split())
         raise ExportError(f"The export failed ({type(error).__name__}): {message[:200]}") from error
     return Exported(file, tuple(pixels.shape), named.names, differences, file.stat().st_size)
+
+
+def require_ordered(program: Any) -> None:
+    """Refuse a graph that reads indices of an unstable sort: of equal values, engines may take different ones first."""
+    for node in program.exported_program.graph.nodes:
+        if node.target in UNORDERED and any(output.args[1] == 1 and output.users for output in node.users):
+            raise ExportError(f"The indices of {node.target} differ between engines if values are equal: sort stably.")
 
 
 @contextmanager
