@@ -8,18 +8,24 @@ import pytest
 import torch
 
 from redi.backbone import Backbone
+from redi.comparison import deployed
 from redi.comparison.compare import compare
 from redi.comparison.deployed import merge_history
+from redi.comparison.ground import Ground
+from redi.comparison.studies import accelerate
 from redi.errors import ArtifactError
-from redi.pipeline import execute
+from redi.evaluate import top5
+from redi.pipeline import execute, open_run
 from redi.records.deployed import FILE, OWN, PEER, earlier_deployed
 from redi.records.results import read_results
-from redi.reduction import REDUCERS, Progressive
+from redi.records.timing import Overhead, Timing
+from redi.reduction import REDUCERS, Extent, Progressive
 from redi.report.build import build_report
 from redi.report.explorer import Explorer
 from redi.report.headline import cards, heading
-from redi.rows import DENSE
+from redi.rows import DENSE, Catalogue
 from redi.runs.config import saved_config
+from redi.speed.paths import TimedPath
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +61,12 @@ def first_patch(block: list[int], into: list[int], patch: int, last: int) -> int
 
 
 def test_dense_and_every_row_are_timed_and_are_rows_of_the_results(measured: Path) -> None:
-    deployed, results = earlier_deployed(measured), read_results(measured)
-    assert deployed is not None
-    assert deployed.timings[0].row == DENSE
-    rows = [results.row(timing.row, "probe") for timing in deployed.timings]
+    times, results = earlier_deployed(measured), read_results(measured)
+    assert times is not None
+    assert times.timings[0].row == DENSE
+    rows = [results.row(timing.row, "probe") for timing in times.timings]
     assert {row.reducer for row in rows} == {"", OWN, PEER}
-    for row, timing in zip(rows, deployed.timings, strict=True):
+    for row, timing in zip(rows, times.timings, strict=True):
         assert timing.predicted == pytest.approx(1 / row.cost)
         assert timing.tokens == row.tokens
         assert timing.speedup is not None
@@ -87,6 +93,33 @@ def test_the_headline_has_the_quartiles_of_the_speed_and_claims_no_more_than_the
     deployed = replace(deployed, timings=timings)
     assert said in heading(results, deployed)
     assert said.removeprefix(" runs ").removesuffix(" at ") in cards(results, deployed)
+
+
+def test_what_is_timed_is_what_the_accuracy_is_read_from(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timed calls give the stored logits of the validation images, dense included."""
+    timed: list[TimedPath] = []
+
+    def measure(paths: list[TimedPath], *_: object, **__: object) -> tuple[list[Timing], list[Overhead]]:
+        timed.extend(paths)
+        return [], []
+
+    monkeypatch.setattr(deployed, "measure", measure)
+    results = read_results(measured)
+    with open_run(saved_config(measured)) as run, torch.inference_mode():
+        own = [row for row in results.rows if row.reducer in (OWN, PEER)]
+        names = [row.name for row in own]
+        on, words = run.backbone.geometry, run.config.vocabulary
+        studies = accelerate(Ground(on, Extent(run.config.budget), Catalogue(), words, training_images=1))
+        variants = [variant for study in studies for variant in study.variants]
+        deployed.time_rows(run, variants)
+        assert {DENSE, *names} == {path.row for path in timed}
+        stored = {path.row: run.load(f"predictions/probe/{path.row}") for path in timed}
+        (batch,) = run.dataset(run.validation).batches([stored[DENSE]["indices"].tolist()], workers=0)
+        pixels = run.backbone.preprocessing.normalise(batch.pixels[:, 0])
+        for path in timed:
+            assert path.forward is not None
+            _, values = top5(path.forward(pixels, torch.zeros(len(pixels), 1)))
+            torch.testing.assert_close(values, stored[path.row]["logits"], atol=1e-4, rtol=1e-4)
 
 
 def test_the_merges_belong_to_one_sample_of_images(measured: Path, tmp_path: Path) -> None:

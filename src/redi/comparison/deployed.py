@@ -1,6 +1,7 @@
 """What a user can deploy: the measured speed of our own reducer and of ToMe, and what our own one merges.
 
-The rows are those of the study ``accelerate``. Their accuracy is measured like that of every other row.
+The rows are those of the study ``accelerate``. Their accuracy is measured like that of every other row, and the same
+forward pass and readout are timed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +12,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from redi.backbone import Backbone, Tokens
+from redi.backbone import Backbone, Classifier, Tokens
 from redi.images.loader import Batch
 from redi.records.deployed import MERGES, OWN, Deployed
 from redi.records.setting import Setting
 from redi.reduction import REDUCERS, Inside, Progressive, Reduction, Schedule
-from redi.rows import Variant
+from redi.rows import DENSE_VARIANT, Catalogue, Variant
 from redi.runs.environment import environment
 from redi.runs.folder import Run
 from redi.runs.passes import Outcome, Pass
 from redi.speed.measure import Group, measure
-from redi.speed.paths import dense_path, reduced_path
+from redi.speed.paths import Pixels, Scores, TimedPath
+from redi.stages.classifiers import classifier_names, load_classifier
+from redi.stages.evaluate import forward, tokens_and_cost
 
 #: Images per call: a usual size of a request on a CPU, and one that fills an accelerator.
 BATCH_CPU, BATCH_ACCELERATOR = 8, 64
@@ -30,12 +33,10 @@ REPEATS, SECONDS = 15, 1.5
 
 
 def time_rows(run: Run, variants: Sequence[Variant]) -> Deployed:
-    """Time dense and the rows in turn, from pixels to the final tokens. The pixels are noise: time ignores them."""
+    """Time dense and the rows in turn, from pixels to logits. The pixels are noise: time ignores them."""
     backbone, device = run.backbone, run.device
-    paths = [dense_path(backbone)]
-    for variant in variants:
-        name = variant.name(run.config.budget)
-        paths.append(reduced_path(backbone, name, REDUCERS[variant.reducer], variant.extent))
+    classifier = load_classifier(run, classifier_names(run)[0])
+    paths = [timed_row(run, variant, classifier) for variant in (DENSE_VARIANT, *variants)]
     batch = BATCH_CPU if device.type == "cpu" else BATCH_ACCELERATOR
     size = backbone.preprocessing.size
     pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
@@ -43,6 +44,20 @@ def time_rows(run: Run, variants: Sequence[Variant]) -> Deployed:
     group = Group(batch, "fp32", "eager")
     timings, _ = measure(paths, pixels, no_scores, group, repeats=REPEATS, limit=SECONDS)
     return Deployed(timings, environment(device, run.ranks.world))
+
+
+def timed_row(run: Run, variant: Variant, classifier: Classifier) -> TimedPath:
+    """A row as its predictions are made: embedding, the forward pass, and what the classifier reads of it."""
+    backbone, catalogue = run.backbone, Catalogue()
+
+    def logits(pixels: Pixels, _scores: Scores) -> Tensor:
+        tokens = backbone.embed(pixels)
+        if variant.is_dense:
+            return classifier.logits(backbone.encode(tokens))
+        return forward(backbone, catalogue, variant, None, {0: tokens}).read(classifier.logits, backbone.prefix)
+
+    tokens, cost = tokens_and_cost(backbone.geometry, catalogue, variant)
+    return TimedPath(variant.name(run.config.budget), False, logits, cost, tokens, variant.extent.schedule)
 
 
 def shown_row(run: Run, variants: Sequence[Variant]) -> Variant:

@@ -8,7 +8,8 @@ from redi.records.reading import read_record, write_record
 
 #: The meaning of the numbers, stored with them and printed under the tables.
 DEFINITIONS = {
-    "timed": "from normalised pixels to the final hidden states: embedding, reducer and blocks.",
+    "timed": "from normalised pixels to the final hidden states: embedding, reducer and blocks; a row that works block "
+    "by block restores the full grid, unless the head reads only the prefix.",
     "spread": "quartiles over interleaved repeats; a speed-up is the median over repeats of the ratio to dense, at the "
     "same batch, precision and mode.",
     "scoring": "adds the dense pass that gives the incoming mass of the reference view; the paper's three other views "

@@ -1,4 +1,8 @@
-"""The paths through a backbone that are timed, from pixels to final hidden states."""
+"""The paths through a backbone that are timed, from pixels to the final hidden states that are read.
+
+A row that works block by block is read as in an evaluation: the prefix alone if the head reads nothing else, otherwise
+the full grid, restored by residual unmerge.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +16,14 @@ from torch.nn.functional import normalize
 from transformers import DINOv3ViTConfig, DINOv3ViTModel, ViTConfig, ViTForImageClassification
 
 from redi.attention import head_mean
-from redi.backbone import Backbone, Watch
+from redi.backbone import Backbone, Tokens, Watch
 from redi.backbone.families import FAMILIES
 from redi.budget import Budget
 from redi.errors import ConfigError
 from redi.images.preprocessing import DEFAULT_MEAN, DEFAULT_STD, Preprocessing
 from redi.learning.files import SUFFIX, load_learned
 from redi.records.setting import Setting
-from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Reducer, Schedule
+from redi.reduction import OPERATOR, REDUCERS, Extent, OneShot, Progressive, Reducer, Schedule
 from redi.rows import DENSE
 from redi.score import norm01
 from redi.vocabulary import N_WORDS
@@ -126,13 +130,9 @@ def reduced_path(backbone: Backbone, row: str, reducer: Reducer, extent: Extent,
 
 
 def accelerated_path(backbone: Backbone, cost: float, dense_task: bool = False) -> TimedPath:
-    """The path of an accelerated model at its default setting, up to the final hidden states.
-
-    These are the prefix alone if the head reads nothing else, or the prefix and the full grid, restored by residual
-    unmerge.
-    """
+    """The path of an accelerated model at its default setting, with the shortcut of the last block if that is exact."""
     on, row = backbone.geometry, ACCELERATE_DENSE if dense_task else ACCELERATE
-    prefix_only = not dense_task and backbone.head is not None and backbone.head.prefix_only
+    prefix_only = not dense_task and _reads_prefix(backbone)
     try:
         setting = Setting(cost, task="dense" if dense_task else "classify")
         extent, reducer = setting.extent(on, prefix_only), setting.reducer
@@ -140,10 +140,10 @@ def accelerated_path(backbone: Backbone, cost: float, dense_task: bool = False) 
         return TimedPath(row, False, None, note=str(error))
 
     def forward(pixels: Pixels, _scores: Scores) -> Tensor:
-        short = backbone.encode_progressively(
-            backbone.embed(pixels), reducer, extent.schedule, prefix_only=prefix_only, residual=not prefix_only
-        )
-        return short.hidden if prefix_only else short.full(backbone.prefix)
+        tokens = backbone.embed(pixels)
+        if prefix_only:
+            return reducer.apply(backbone, tokens, extent, None, prefix_only)
+        return _full(backbone, tokens, reducer, extent)
 
     left = on.prefix + reducer.tokens_left(extent, on)
     return TimedPath(row, False, forward, reducer.cost(extent, on, prefix_only), left, extent.schedule)
@@ -176,9 +176,20 @@ def _reduced(backbone: Backbone, reducer: Reducer, extent: Extent, scoring: bool
             watch = Watch(head_mean, blocks=(last,))
             backbone.encode(tokens, watch=(watch,))
             scores = norm01(watch.value(last).mean(dim=1)[:, backbone.prefix :])
+        if isinstance(reducer, Progressive) and not _reads_prefix(backbone):
+            return _full(backbone, tokens, reducer, extent)
         return reducer.apply(backbone, tokens, extent, scores if reducer.needs_score else None)
 
     return forward
+
+
+def _reads_prefix(backbone: Backbone) -> bool:
+    return backbone.head is not None and backbone.head.prefix_only
+
+
+def _full(backbone: Backbone, tokens: Tokens, reducer: Progressive, extent: Extent) -> Tensor:
+    """The prefix and the restored grid."""
+    return backbone.encode_progressively(tokens, reducer, extent.schedule, residual=True).full(backbone.prefix)
 
 
 def compiled(forward: Forward, backend: Any = "inductor") -> Forward:
