@@ -7,6 +7,9 @@ The rows are those of `redi compare --study deployable`, but no run and no corpu
 reducer classify the same images. Paired statistics then compare each row with our own. The cost of a row whose length
 follows the image is the mean over these images. Its strength was found on images of the other classes, without labels.
 
+If the head reads only the prefix, every row but dense runs its last block for the prefix alone, which does not change
+its logits, and its cost counts that. So the comparison is of the reducers, not of who has this shortcut.
+
 The first command measures. It writes after every batch, and the same command continues a file that is not complete.
 Several processes can share the work: `--shard 1/2` and `--shard 2/2` take half of the images each, `--rows` and
 `--cost` some of the rows. The second command puts the files together, prints the table and draws the figure.
@@ -34,16 +37,18 @@ from redi.deploy.second_look import look_costs, with_second_look
 from redi.errors import ConfigError, RediError
 from redi.images import LabelledImages, open_images
 from redi.images.classes import head_classes
+from redi.images.labelled import spread_evenly
 from redi.images.loader import ViewDataset
 from redi.probe import LinearProbe, image_feature
 from redi.records import artifacts
+from redi.records.deployed import OWN
 from redi.reduction import Adaptive, Extent
 from redi.reduction.adaptive import STRENGTHS, Curve, curve_of
 from redi.rows import Catalogue, Variant
 from redi.runs.config import VocabularyConfig
 from redi.runs.identity import identify
 from redi.stages.adaptive import lengths_at_strengths
-from redi.stages.evaluate import forward, image_costs, tokens_and_cost
+from redi.stages.evaluate import forward, image_costs
 from redi.statistics import divergence
 
 #: A row is a reducer of the catalogue or a setting of `redi.accelerate`; with its expected cost.
@@ -62,6 +67,11 @@ def calibration_images(backbone: Backbone, images: LabelledImages, chosen: list[
     return backbone.preprocessing.normalise(batch.pixels[:, 0])
 
 
+def reads_prefix(backbone: Backbone) -> bool:
+    """Whether the classifier reads only the prefix: the head may, and the probe of a backbone without one does not."""
+    return backbone.head is not None and backbone.head.prefix_only
+
+
 def measured_catalogue(backbone: Backbone, pixels: Tensor, files: list[Path]) -> Catalogue:
     """The reducers and those of some files. What a strength costs is measured on some images."""
 
@@ -69,14 +79,15 @@ def measured_catalogue(backbone: Backbone, pixels: Tensor, files: list[Path]) ->
     def curve(name: str, reducer: Adaptive) -> Curve:
         print(f"measuring what {name} costs on {len(pixels)} images", flush=True)
         lengths = [lengths_at_strengths(backbone, reducer, backbone.embed(batch)) for batch in pixels.split(50)]
-        return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS)
+        return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS, reads_prefix(backbone))
 
     return with_files(Catalogue(has_cls=backbone.has_cls), files, backbone).with_curves(curve)
 
 
 def rows(backbone: Backbone, catalogue: Catalogue, pixels: Tensor, names: list[str], costs: tuple[float, ...]) -> Rows:
-    """The rows with some names (all if there are none)."""
-    ground = Ground(backbone.geometry, Extent(), catalogue, VocabularyConfig(), training_images=0)
+    """The rows with some names. If there are none: all, but for our own reducer again, at the nearest schedule."""
+    prefix_only = reads_prefix(backbone)
+    ground = Ground(backbone.geometry, Extent(), catalogue, VocabularyConfig(), 0, prefix_only=prefix_only)
     found: dict[Row, tuple[Variant | Accelerated, float]] = {}
     for cost in costs:
         with suppress(ConfigError):  # a small grid may not reach this cost, and a low cost has no second looks
@@ -86,13 +97,13 @@ def rows(backbone: Backbone, catalogue: Catalogue, pixels: Tensor, names: list[s
                 adaptive = with_second_look(shipped, pixels)
                 found[cost, ADAPTIVE] = adaptive, adaptive.cost()
         for variant in deployable_rows(ground, cost, names):
-            found[cost, variant.reducer] = variant, tokens_and_cost(ground.on, ground.catalogue, variant)[1]
+            found[cost, variant.reducer] = variant, catalogue.cost(variant, ground.on, prefix_only)
     known = dict.fromkeys(name for _, name in found)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             f"No row {unknown[0]!r} at these costs: there is none, or it cannot be that cheap, or is slow."
         )
-    return {row: entry for row, entry in found.items() if row[1] in (names or known)}
+    return {row: entry for row, entry in found.items() if row[1] in (names or set(known) - {OWN})}
 
 
 @torch.inference_mode()
@@ -138,16 +149,16 @@ def logits(
             yield row, read_output(classifier, variant(pixels)), look_costs(variant, pixels)
             continue
         scores = attention if variant.score.name else None
-        final = forward(backbone, catalogue, variant, scores, {0: tokens, after: begun})
+        final = forward(backbone, catalogue, variant, scores, {0: tokens, after: begun}, reads_prefix(backbone))
         costs = cost * same
         if final.lengths is not None:
-            costs = image_costs(backbone.geometry, catalogue, variant, final.lengths)
+            costs = image_costs(backbone.geometry, catalogue, variant, final.lengths, reads_prefix(backbone))
         yield row, final.read(classifier.logits, backbone.prefix), costs
 
 
 def chosen_images(images: LabelledImages, classes: str, limit: int) -> list[int]:
     parity = {"even": 0, "odd": 1}.get(classes)
-    return [k for k, label in enumerate(images.labels) if parity in (None, label % 2)][:limit]
+    return spread_evenly([k for k, label in enumerate(images.labels) if parity in (None, label % 2)], limit)
 
 
 def measure(
@@ -178,6 +189,8 @@ def extend(out: Path, asked: argparse.Namespace) -> None:
     training = open_images(asked.train) if asked.train else None
     if backbone.class_names is None and training is None:
         raise ConfigError(f"{asked.backbone} has no head to classify with: train a probe with --train FOLDER.")
+    if backbone.head is not None and training is not None:
+        raise ConfigError(f"{asked.backbone} has a head of its own: leave out --train.")
     if training is not None and training.class_names != images.class_names:
         raise ConfigError(f"{asked.train} and {asked.images} must have the same subfolders.")
     chosen, (part, parts) = chosen_images(images, asked.classes, asked.limit), asked.shard
@@ -243,7 +256,7 @@ def main() -> None:
     parser.add_argument("--train", help="folder to train a probe on, for a backbone without a head")
     parser.add_argument("--class-map", type=Path, help="file of lines: subfolder, tab, class of the head")
     parser.add_argument("--classes", choices=("all", "even", "odd"), default="all")
-    parser.add_argument("--limit", type=int, default=10**9, help="largest number of images")
+    parser.add_argument("--limit", type=int, default=10**9, help="largest number of images, spread evenly")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="names, e.g. protected,tome")
     parser.add_argument("--learned", type=Path, action="append", default=[], help="file of redi learn; repeat for more")
     parser.add_argument("--cost", type=float, action="append", help="may be given several times")

@@ -14,6 +14,7 @@ from redi.backbone.classifier import final_feature
 from redi.deploy import Accelerated, Setting
 from redi.deploy.readout import TEMPERATURE, ImageReadout, Logits, Pixels
 from redi.images import open_images
+from redi.images.labelled import spread_evenly
 from redi.images.loader import ViewDataset
 from redi.reduction import Extent, Progressive
 from redi.statistics import divergence
@@ -97,15 +98,14 @@ def development(
     """
     model, folder = load_backbone(backbone), open_images(images)
     chosen = [k for k, label in enumerate(folder.labels) if PARITY.get(classes) in (None, label % 2)]
-    wanted = min(limit * (1 if model.head else 2), len(chosen))
+    wanted = limit * (1 if model.head else 2)
     if whole_classes:
         numbers = sorted({folder.labels[k] for k in chosen})
-        count = max(wanted * len(numbers) // len(chosen), 1)
-        kept = {numbers[position * len(numbers) // count] for position in range(count)}
+        kept = set(spread_evenly(numbers, max(wanted * len(numbers) // len(chosen), 1)))
         chosen = [k for k in chosen if folder.labels[k] in kept]
         wanted = len(chosen)
-    chosen = [chosen[position * len(chosen) // wanted] for position in range(wanted)]
-    plan = [chosen[start : start + BATCH] for start in range(0, wanted, BATCH)]
+    chosen = spread_evenly(chosen, wanted)
+    plan = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
     dataset = ViewDataset(folder, model.preprocessing, four_views=False, seed=0)
     batches = list(dataset.batches(plan, workers=0))
     pixels, labels = torch.cat([batch.pixels[:, 0] for batch in batches]), torch.cat([b.labels for b in batches])

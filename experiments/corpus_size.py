@@ -23,6 +23,7 @@ from redi.backbone import Backbone, Classifier, load_backbone
 from redi.backbone.classifier import final_feature
 from redi.corpus import other_labels
 from redi.images import LabelledImages, open_images
+from redi.images.labelled import spread_evenly
 from redi.images.loader import Batch, ViewDataset
 from redi.probe import LinearProbe
 from redi.reduction import reduce
@@ -133,8 +134,7 @@ def main() -> None:
     corpus = stacked([look(backbone, batch)[1] for batch in batches(backbone, training, kept)])
     classifier = make_classifier(backbone, corpus, classes)
     chosen = [k for k, label in enumerate(validation.labels) if PARITY.get(options.classes) in (None, label % 2)]
-    chosen = [chosen[k * len(chosen) // options.limit] for k in range(min(options.limit, len(chosen)))]
-    looked = [look(backbone, batch) for batch in batches(backbone, validation, chosen)]
+    looked = [look(backbone, batch) for batch in batches(backbone, validation, spread_evenly(chosen, options.limit))]
     images = stacked([seen for _, seen in looked])
     with torch.inference_mode():
         dense = torch.cat([classifier.of_data(classifier.logits(hidden)) for hidden, _ in looked])

@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from common import arguments, mean_and_error
 from redi.backbone import Backbone, load_backbone
 from redi.errors import ConfigError
+from redi.images.labelled import spread_evenly
 from redi.images.preprocessing import to_bytes
 from redi.images.scenes import fitted
 from redi.reduction import PROGRESSIVE, Progressive
@@ -82,7 +83,7 @@ def load(backbone: Backbone, folder: Path, limit: int) -> list[Tensor]:
     """Normalised pictures, spread evenly over the sorted files."""
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
     pictures = []
-    for file in files[:: max(len(files) // limit, 1)][:limit]:
+    for file in spread_evenly(files, limit):
         picture = Image.open(file).convert("RGB")
         size = fitted(picture.size, backbone.patch_size)
         resized = picture.resize(size, backbone.preprocessing.resample)

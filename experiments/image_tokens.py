@@ -18,6 +18,7 @@ from common import arguments, mean_and_error
 from redi.backbone import Backbone, load_backbone
 from redi.errors import ConfigError
 from redi.images import load_image
+from redi.images.labelled import spread_evenly
 from redi.reduction import PROGRESSIVE, Progressive
 from redi.reduction.schedule import dense_shape, early_shape
 
@@ -40,9 +41,7 @@ def variants(depth: int) -> dict[str, Progressive]:
 def load(backbone: Backbone, folder: Path, limit: int) -> Tensor:
     """Normalised pictures, spread evenly over the sorted files."""
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    return torch.stack(
-        [backbone.preprocessing(load_image(file)) for file in files[:: max(len(files) // limit, 1)][:limit]]
-    )
+    return torch.stack([backbone.preprocessing(load_image(file)) for file in spread_evenly(files, limit)])
 
 
 def closeness(backbone: Backbone, reducer: Progressive, tokens: int, pictures: Tensor) -> tuple[Tensor, float]:

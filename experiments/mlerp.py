@@ -14,6 +14,7 @@ from torch import Tensor
 
 from redi.backbone import Backbone, load_backbone
 from redi.images import open_images
+from redi.images.labelled import spread_evenly
 from redi.images.loader import ViewDataset
 from redi.reduction import PROGRESSIVE, Inside, Reduction
 from redi.reduction.merging import mlerp
@@ -69,7 +70,7 @@ def main() -> None:
     backbone, images = load_backbone(asked.backbone), open_images(asked.images)
     parity = {"all": None, "even": 0, "odd": 1}[asked.classes]
     chosen = [k for k, label in enumerate(images.labels) if parity in (None, label % 2)]
-    chosen = chosen[:: max(len(chosen) // asked.limit, 1)][: asked.limit]
+    chosen = spread_evenly(chosen, asked.limit)
     plan = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
     dataset = ViewDataset(images, backbone.preprocessing, four_views=False, seed=0)
     batches = (backbone.preprocessing.normalise(batch.pixels[:, 0]) for batch in dataset.batches(plan, workers=1))

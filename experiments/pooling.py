@@ -17,6 +17,7 @@ from common import arguments, development, mean_and_error
 from redi.backbone import Backbone
 from redi.backbone.families import FAMILIES
 from redi.deploy import Accelerated, Setting
+from redi.images.labelled import spread_evenly
 from redi.reduction.relevance import default_relevance
 
 BATCH = 50
@@ -94,7 +95,7 @@ def main() -> None:
     ground = development(options.backbone, options.images, options.limit + options.train, options.classes)
     backbone, pixels = ground.backbone, ground.pixels
     held = torch.zeros(len(pixels), dtype=torch.bool)
-    held[:: max(len(pixels) // options.limit, 1)] = True
+    held[spread_evenly(range(len(pixels)), options.limit)] = True
     tokens, cls = patches_and_cls(backbone, pixels[~held])
     torch.manual_seed(0)
     pooled = Pooled(backbone.width, backbone.config.num_attention_heads)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from families import save_model, scrambled
 from learned_files import write_learned
 from redi.backbone import load_backbone
 from redi.records import artifacts
+from redi.reduction import REDUCERS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 Call = Callable[..., str]
@@ -69,6 +71,32 @@ def test_a_file_that_is_not_complete_is_continued(measure: Call, tmp_path: Path)
     assert all(torch.equal(again[name], values) for name, values in whole.items())
     with pytest.raises(SystemExit, match="holds other rows, images or weights"):
         measure("file", "--rows", "protected")
+
+
+def test_a_limit_takes_images_of_all_classes_and_not_the_first(measure: Call, tmp_path: Path) -> None:
+    measure("file", "--rows", "tome", "--limit", 5)
+    stored, _ = artifacts.load(tmp_path / "file")
+    assert stored["images"].tolist() == [0, 2, 4, 11, 13], "of 0 to 4 and 10 to 14"
+
+
+def test_every_row_has_the_shortcut_if_the_head_reads_the_prefix_alone(
+    call: Call, small_data: Path, tmp_path: Path
+) -> None:
+    """So peers remove less for the same cost."""
+    backbone = load_backbone(save_model(scrambled("vit_head", num_labels=4), tmp_path / "vit"))
+    classes = sorted(folder.name for folder in (small_data / "val").iterdir())
+    (tmp_path / "map.tsv").write_text("".join(f"{name}\tLABEL_{k}\n" for k, name in enumerate(classes)))
+    options = ["--backbone", tmp_path / "vit", "--images", small_data / "val", "--class-map", tmp_path / "map.tsv"]
+    options += ["--rows", "accelerate,tome,prune", "--cost", 0.65, "--limit", 2, "--out", tmp_path / "file"]
+    printed = call(*options)
+    rows = artifacts.load(tmp_path / "file")[1]["key"]["rows"]
+    on, tome = backbone.geometry, REDUCERS["tome"]
+    wanted = tome.extent_for_cost(0.65, on, prefix_only=True)
+    assert rows["0.65/tome"] == repr(wanted)
+    assert wanted != tome.extent_for_cost(0.65, on)
+    assert "| ToMe | 0.65" in printed
+    with pytest.raises(SystemExit, match="has a head of its own: leave out --train"):
+        call(*options, "--train", small_data / "train")
 
 
 def test_a_backbone_without_a_head_is_read_by_a_probe(call: Call, small_data: Path, tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ class Geometry:
         tokens = self.prefix + self.patches
         return self.depth * self.block.cost(tokens, tokens)
 
+    def prefix_block(self, tokens: int) -> int:
+        """Cost of a last block whose attention sees ``tokens`` and which works for the prefix alone."""
+        return self.block.cost(tokens, self.prefix, self.prefix if self.prefix_queries else None)
+
 
 @dataclass(frozen=True)
 class CostRow:

@@ -263,9 +263,9 @@ class Catalogue:
             _check_place(variant)
         return variant
 
-    def cost(self, variant: Variant, on: Geometry) -> float:
+    def cost(self, variant: Variant, on: Geometry, prefix_only: bool = False) -> float:
         """Cost relative to dense. A row with a place counts all that its score needs."""
-        cost = self.reducers[variant.reducer].cost(variant.extent, on)
+        cost = self.reducers[variant.reducer].cost(variant.extent, on, prefix_only)
         return cost + self.place_cost(variant, on)
 
     def place_cost(self, variant: Variant, on: Geometry) -> float:

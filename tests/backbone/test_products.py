@@ -57,6 +57,23 @@ def test_the_operators_cost_is_what_its_forward_pass_multiplies(backbone: Backbo
     assert operator.cost(extent, on) == reduced / dense
 
 
+@pytest.mark.parametrize("name", ["tome", "evo-vit", OPERATOR])
+def test_the_shortcut_of_the_last_block_saves_the_products_that_it_leaves_out(
+    name: str, tmp_path: Path, pixels: Tensor
+) -> None:
+    """But for the rows of attention, which are sums and not products."""
+    backbone, reducer = load_backbone(save_model(scrambled("vit_head"), tmp_path)), REDUCERS[name]
+    size, on = backbone.preprocessing.size, backbone.geometry
+    tokens = backbone.embed(nn.functional.interpolate(pixels[:1], (size, size)))
+    extent = reducer.extent_for_cost(0.6, on, Extent(), prefix_only=True)
+    scores = torch.rand(1, on.patches) if reducer.needs_score else None
+    dense = counted(lambda: backbone.encode(tokens))
+    whole, short = (counted(partial(reducer.apply, backbone, tokens, extent, scores, only)) for only in (False, True))
+    saved = reducer.cost(extent, on) - reducer.cost(extent, on, prefix_only=True)
+    assert saved > 0.05
+    assert (whole - short) / dense == pytest.approx(saved, abs=0.002)
+
+
 @pytest.mark.parametrize("name", ["dinov3", "dinov3_gated"])
 def test_an_accelerated_model_costs_what_it_multiplies(name: str, tmp_path: Path, pixels: Tensor) -> None:
     """But for its own matching, whose count leaves out single tokens."""

@@ -3,24 +3,58 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from families import save_model, scrambled
-from redi.backbone import AttentionScores, load_backbone
+from redi.backbone import AttentionScores, Backbone, load_backbone
+from redi.comparison.ground import Ground
+from redi.comparison.studies import deployable_rows
 from redi.cost import vit_block
 from redi.images import FolderImages
 from redi.images.preprocessing import crop, to_bytes
 from redi.probe import image_feature
 from redi.records import artifacts
-from redi.reduction import reduce
+from redi.reduction import Extent, reduce
+from redi.reduction.adaptive import Point
+from redi.rows import Catalogue
+from redi.runs.config import VocabularyConfig
 from redi.runs.distributed import Ranks
 from redi.runs.folder import Run
 from redi.score import hybrid
-from redi.stages.evaluate import block_key
+from redi.stages.evaluate import block_key, forward
 from redi.tfidf import lookup
 from redi.views import aggregate, align, validation_views
 from redi.vocabulary import Vocabulary
 from small_run import small_config
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    """A backbone with a head that reads CLS alone."""
+    return load_backbone(save_model(scrambled("vit_head"), tmp_path_factory.mktemp("head")))
+
+
+def test_the_shortcut_of_the_last_block_changes_no_logits_of_any_row(headed: Backbone) -> None:
+    """The same schedules with and without it: every reducer, given scores, and a length that follows the image."""
+    assert headed.head is not None
+    assert headed.head.prefix_only
+    size, on = headed.preprocessing.size, headed.geometry
+    catalogue = Catalogue().with_curves(lambda name, reducer: (Point(0.0, 1.0, on.patches), Point(1.0, 0.2, 1.0)))
+    ground = Ground(on, Extent(), catalogue, VocabularyConfig(), training_images=0, prefix_only=True)
+    rows = deployable_rows(ground, 0.65)
+    assert {"tome", "gtp", "zero-tprune", "diffrate", "evo-vit", "atm", "prune", "keep-merge-compress"} <= {
+        row.reducer for row in rows
+    }
+    with torch.inference_mode():
+        tokens, scores = headed.embed(torch.randn(2, 3, size, size)), torch.rand(2, on.patches)
+        for row in rows:
+            given = scores if row.score.name else None
+            whole, short = (forward(headed, catalogue, row, given, {0: tokens}, only) for only in (False, True))
+            assert short.hidden.shape[1] == headed.prefix, "only the prefix is left"
+            expected, logits = (final.read(headed.classify, headed.prefix) for final in (whole, short))
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+            assert catalogue.cost(row, on, prefix_only=True) <= catalogue.cost(row, on), row.title
 
 
 def test_scores_and_predictions_equal_the_library_called_by_hand(small_data: Path, finished: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from redi.backbone.families import Family, Head, Projection, TransformersFamily, square_patch
 from redi.backbone.hook import register_attention, watch_attention
-from redi.backbone.progressive import Shortened, Varied, encode_adaptively, encode_progressively
+from redi.backbone.progressive import Shortened, Varied, encode_adaptively, encode_progressively, finish_prefix
 from redi.backbone.timm_model import TimmModel
 from redi.backbone.tokens import Tokens
 from redi.backbone.watch import Watch
@@ -131,12 +131,14 @@ class Backbone(nn.Module):
         stop: int | None = None,
         watch: Sequence[Watch] = (),
         capture: Mapping[int, dict[str, Any]] | None = None,
+        prefix_only: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Run blocks ``start .. stop - 1`` and return the sequence *before* the final norm.
 
         Each :class:`Watch` sees the attention of its blocks. A dictionary in ``capture`` is filled with the query,
         key, value and scale of its block. To continue from a middle block, pass ``tokens.advanced(hidden)`` with
-        the next ``start``.
+        the next ``start``. With ``prefix_only`` the last block computes only the prefix, from the keys and values of
+        all tokens.
         """
         stop = self.depth if stop is None else stop
         if not 0 <= start <= stop <= self.depth:
@@ -148,6 +150,8 @@ class Backbone(nn.Module):
         if tokens.rope is not None:
             options["position_embeddings"] = tokens.rope
         for block in range(start, stop):
+            if prefix_only and block == self.depth - 1:
+                return finish_prefix(self, hidden, options)
             watches = tuple(watcher for watcher in watch if block in watcher.blocks)
             extra: dict[str, Any] = {"redi_watches": watches, "redi_block": block} if watches else {}
             if capture is not None and block in capture:

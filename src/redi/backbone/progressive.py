@@ -147,7 +147,7 @@ def encode_progressively(
     maps = {start: tokens.sequence} if start in levels else {}
     for block, count in enumerate(schedule[start:], start):
         if prefix_only and block == backbone.depth - 1:
-            return Shortened(_finish_prefix(backbone, state), state.sizes, state.steps)
+            return Shortened(finish_prefix(backbone, state.hidden, state.options), state.sizes, state.steps)
         if count == state.sizes.shape[1]:
             state = replace(state, hidden=backbone.blocks[block](state.hidden, **state.options))
         else:
@@ -177,7 +177,7 @@ def encode_adaptively(
         elif block < last or not prefix_only:
             state = replace(state, hidden=backbone.blocks[block](state.hidden, **state.options))
         lengths.append((state.sizes > 0).sum(dim=1))
-    hidden = _finish_prefix(backbone, state) if prefix_only else state.hidden
+    hidden = finish_prefix(backbone, state.hidden, state.options) if prefix_only else state.hidden
     return Varied(hidden, state.sizes, state.steps, torch.stack(lengths, dim=1))
 
 
@@ -266,7 +266,7 @@ def _encode_slow_fast(
             slow = tokens.reduced(reduction)
         state = _State(slow.sequence, slow.rope, sizes[:, :count], None)
         if prefix_only and block == backbone.depth - 1:
-            return Shortened(_finish_prefix(backbone, state), sizes, ())
+            return Shortened(finish_prefix(backbone, state.hidden, state.options), sizes, ())
         capture = {}
         hidden = halves.attend(backbone.blocks[block], state.hidden, **state.options, redi_capture=capture)
         after = slow.advanced(halves.transform(backbone.blocks[block], hidden))
@@ -282,16 +282,18 @@ def _encode_slow_fast(
     return Shortened(tokens.sequence, sizes, (), None, tuple(maps[level] for level in levels))
 
 
-def _finish_prefix(backbone: Blocks, state: _State) -> Float[Tensor, "batch prefix dim"]:
+def finish_prefix(
+    backbone: Blocks, hidden: Float[Tensor, "batch tokens dim"], options: dict[str, Any]
+) -> Float[Tensor, "batch prefix dim"]:
     """Run the last block for a head that reads only the prefix: the patches give only keys and values.
 
     Where the attention module cannot be taken apart, the patches have queries too, but skip the MLP.
     """
     halves, last, prefix = backbone.family.halves, backbone.blocks[-1], backbone.prefix
     if halves.attend_prefix is None:
-        attended = halves.attend(last, state.hidden, **state.options)[:, :prefix]
+        attended = halves.attend(last, hidden, **options)[:, :prefix]
     else:
-        attended = halves.attend_prefix(last, state.hidden, prefix, **state.options)
+        attended = halves.attend_prefix(last, hidden, prefix, **options)
     return halves.transform(last, attended)
 
 

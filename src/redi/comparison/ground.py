@@ -29,6 +29,7 @@ class Ground:
     vocabulary: VocabularyConfig
     training_images: int
     has_text: bool = False  # whether the run has embeddings of its class names
+    prefix_only: bool = False  # whether the last block works for the prefix alone (rows at a cost without a score)
 
     @property
     def label_sources(self) -> list[str]:

@@ -188,10 +188,10 @@ def rows_at_cost(ground: Ground, name: str, cost: float) -> list[Variant]:
     The paper's operator is measured with all usual scores, other reducers with attention alone.
     """
     reducer, extent = ground.catalogue.reducers[name], ground.extent
-    near = reducer.follows_budget and abs(reducer.cost(extent, ground.on) - cost) < NEAR
+    near = reducer.follows_budget and abs(reducer.cost(extent, ground.on, ground.prefix_only) - cost) < NEAR
     if not near:
         try:
-            extent = reducer.extent_for_cost(cost, ground.on, extent)
+            extent = reducer.extent_for_cost(cost, ground.on, extent, ground.prefix_only)
         except ConfigError:
             return []
     scores = usual_scores(reducer) if name == OPERATOR else usual_scores(reducer)[-1:]
@@ -211,6 +211,6 @@ def _later_rows(ground: Ground, names: list[str], score: Score, cost: float) -> 
     for name in names:
         with suppress(ConfigError):
             base = replace(ground.extent, after=ground.later)
-            extent = ground.catalogue.reducers[name].extent_for_cost(cost, ground.on, base)
+            extent = ground.catalogue.reducers[name].extent_for_cost(cost, ground.on, base, ground.prefix_only)
             rows.append(ground.row(score, reducer=name, extent=extent))
     return rows

@@ -12,7 +12,7 @@ from redi.deploy.readout import Pixels
 from redi.errors import ConfigError, CorpusError
 from redi.images import LabelledImages, open_pictures
 from redi.images.classes import head_classes
-from redi.images.labelled import describe_left_out
+from redi.images.labelled import describe_left_out, spread_evenly
 from redi.images.loader import ViewDataset
 from redi.records.tuning import FEWEST
 from redi.runs.pictures import decode
@@ -60,7 +60,7 @@ def load_sample(
     short = calibration + bank > total // 2
     seen = total // 2 if short else calibration + bank  # images of the bank and the calibration
     count = seen + min(check, total - seen)
-    chosen = [position * total // count for position in range(count)]
+    chosen = spread_evenly(range(total), count)
     pixels, kept = decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, workers)
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))
     seen = seen * len(kept) // count  # every part loses its share of the damaged images

@@ -6,11 +6,13 @@ chunks, seeds and skipped images mean the same in every run.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from PIL import Image
 
 from redi.errors import CorpusError
+
+Item = TypeVar("Item")
 
 SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm .pgm .jp2 .avif".split())
 #: Share of a data set's images beyond which damage is no accident, and the work stops.
@@ -109,6 +111,12 @@ def first_of_each(images: LabelledImages, limit: int) -> LabelledImages:
         if counts[label] <= limit:
             indices.append(index)
     return Subset(images, indices)
+
+
+def spread_evenly(items: Sequence[Item], limit: int) -> list[Item]:
+    """``limit`` of the items, spread evenly over them, or all if there are no more."""
+    count = min(limit, len(items))
+    return [items[position * len(items) // count] for position in range(count)]
 
 
 def relabel(validation: LabelledImages, training: LabelledImages) -> LabelledImages:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from redi.errors import ConfigError, CorpusError, ImageError, InvalidInput, RediError
 from redi.images.decode import MAX_PIXELS, read_file
 from redi.images.folders import FlatImages
-from redi.images.labelled import digest_lines
+from redi.images.labelled import digest_lines, spread_evenly
 from redi.images.loader import load_batches
 from redi.images.preprocessing import Preprocessing, to_bytes
 
@@ -63,7 +63,7 @@ class Scenes:
                 raise CorpusError(f"{root}: {alone[0]} has no {kind} of the same stem{more}.")
         stems = sorted(images)
         if 0 < limit < len(stems):
-            stems = [stems[k * len(stems) // limit] for k in range(limit)]
+            stems = spread_evenly(stems, limit)
         self.stems = stems
         self._pairs = [(images[stem], labels[stem]) for stem in stems]
 

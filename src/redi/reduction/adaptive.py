@@ -74,10 +74,11 @@ class Adaptive(Reducer):
     def tokens_left(self, extent: Extent, on: Geometry) -> int:  # noqa: ARG002
         return round(self._measured(extent).tokens)
 
-    def cost(self, extent: Extent, on: Geometry) -> float:  # noqa: ARG002
+    def cost(self, extent: Extent, on: Geometry, prefix_only: bool = False) -> float:  # noqa: ARG002
+        """What the strength was measured to cost: with the shortcut of the last block if the curve has it."""
         return self._measured(extent).cost
 
-    def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:  # noqa: ARG002
+    def costs(self, on: Geometry, like: Extent, prefix_only: bool = False) -> list[tuple[float, Extent]]:  # noqa: ARG002
         extents = [Extent(strength=step / STEPS) for step in range(STEPS + 1)]
         return [(self._measured(extent).cost, extent) for extent in extents]
 
@@ -90,15 +91,22 @@ class Adaptive(Reducer):
         return torch.tensor(costs, dtype=torch.float64)
 
     def apply(
-        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Float[Tensor, "batch patches"] | None
+        self,
+        encoder: Encoder,
+        tokens: Any,
+        extent: Extent,
+        scores: Float[Tensor, "batch patches"] | None,
+        prefix_only: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
         """The sequences, padded at the end."""
-        hidden: Tensor = self.shorten(encoder, tokens, extent, scores).hidden
+        hidden: Tensor = self.shorten(encoder, tokens, extent, scores, prefix_only).hidden
         return hidden
 
-    def shorten(self, encoder: Encoder, tokens: Any, extent: Extent, scores: Tensor | None) -> Any:
+    def shorten(
+        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Tensor | None, prefix_only: bool = False
+    ) -> Any:
         """As :meth:`apply`, with the lengths of each image."""
-        return encoder.encode_adaptively(tokens, self, extent.strength or 0.0, scores)
+        return encoder.encode_adaptively(tokens, self, extent.strength or 0.0, scores, prefix_only)
 
     def _measured(self, extent: Extent) -> Point:
         """The measured values at a strength, linear between the measured strengths."""
@@ -115,13 +123,17 @@ class Adaptive(Reducer):
 
 
 def curve_of(
-    reducer: Adaptive, lengths: Int[Tensor, "images strengths depth"], on: Geometry, strengths: tuple[float, ...]
+    reducer: Adaptive,
+    lengths: Int[Tensor, "images strengths depth"],
+    on: Geometry,
+    strengths: tuple[float, ...],
+    prefix_only: bool = False,
 ) -> Curve:
     """Mean cost and length at every strength, from the patch tokens of each image after each block."""
     return tuple(
         Point(
             strength,
-            reducer.image_costs(of_strength, strength, on).mean().item(),
+            reducer.image_costs(of_strength, strength, on, prefix_only).mean().item(),
             of_strength[:, -1].double().mean().item(),
         )
         for strength, of_strength in zip(strengths, lengths.unbind(dim=1), strict=True)

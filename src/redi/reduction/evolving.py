@@ -45,7 +45,7 @@ class SlowFast(Progressive):
         for block, count in enumerate(extent.schedule):
             tokens = on.prefix + count
             if prefix_only and block == on.depth - 1:
-                total += on.block.cost(tokens, on.prefix, on.prefix if on.prefix_queries else None)
+                total += on.prefix_block(tokens)
             else:
                 total += on.block.cost(tokens, tokens)
             if count < on.patches:

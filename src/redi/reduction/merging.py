@@ -120,6 +120,6 @@ MERGING: dict[str, Progressive] = {
             before * before * head_dim + (before - after) * (before // 2) * width
         ),
     ),
-    "tofu": Progressive(tofu, constant, halving=True, products=PEERS["tome"].products),
+    "tofu": Progressive(tofu, constant, strongest=2.0, halving=True, products=PEERS["tome"].products),
     "mame": Progressive(mame, first_two_thirds, halving=True, products=PEERS["tome"].products),
 }

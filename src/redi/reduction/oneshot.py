@@ -53,24 +53,30 @@ class OneShot(Reducer):
     def tokens_left(self, extent: Extent, on: Geometry) -> int:
         return self.tokens(extent.budget, on.grid)
 
-    def cost(self, extent: Extent, on: Geometry) -> float:
+    def cost(self, extent: Extent, on: Geometry, prefix_only: bool = False) -> float:
         """Relative cost: ``after`` blocks on all tokens, the reducer, the other blocks on the reduced tokens."""
         all_tokens, left = on.prefix + on.patches, on.prefix + self.tokens(extent.budget, on.grid)
         blocks = extent.after * on.block.cost(all_tokens, all_tokens)
         blocks += (on.depth - extent.after) * on.block.cost(left, left)
+        if prefix_only and extent.after < on.depth:
+            blocks += on.prefix_block(left) - on.block.cost(left, left)
         return (blocks + self.products(extent.budget, on.grid, on.width)) / on.dense
 
-    def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:
+    def costs(self, on: Geometry, like: Extent, prefix_only: bool = False) -> list[tuple[float, Extent]]:
         extents = [like.at_keep(kept / on.patches) for kept in range(1, on.patches + 1)]
-        return [(self.cost(extent, on), extent) for extent in extents if extent.budget.fits(on.patches, on.grid)]
+        return [
+            (self.cost(extent, on, prefix_only), extent)
+            for extent in extents
+            if extent.budget.fits(on.patches, on.grid)
+        ]
 
     def apply(
-        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Scores | None
+        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Scores | None, prefix_only: bool = False
     ) -> Float[Tensor, "batch tokens dim"]:
         if scores is None:
             scores = tokens.patches.new_zeros(tokens.patches.shape[:2])
         reduction = self.reduce(tokens.patches, scores, extent.budget, tokens.grid)
-        return encoder.encode(tokens.reduced(reduction), start=extent.after)
+        return encoder.encode(tokens.reduced(reduction), start=extent.after, prefix_only=prefix_only)
 
 
 def tokens_of(budget: Budget, patches: int) -> int:

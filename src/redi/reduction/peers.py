@@ -109,6 +109,7 @@ PEERS: dict[str, Progressive] = {
     "tome": Progressive(
         tome,
         constant,
+        strongest=2.0,
         halving=True,
         products=lambda before, after, width, head_dim: (
             before * before * head_dim // 4 + (before - after) * ((before + 1) // 2) * width

@@ -3,6 +3,12 @@
 A step takes the state of the block (:class:`Inside`) and the number of patch tokens to keep, and returns a
 :class:`Reduction` of the patch tokens; prefix tokens always stay. The caller chooses a schedule, which is the
 number of patch tokens after each block (see :mod:`redi.reduction.schedule`).
+
+The cost of a row counts the products of the blocks and those that a method's own operations add. The attention of the
+block is not one of them: the code of GTP and Zero-TPrune reads the map that the block has computed, so it is not
+charged a second time, although a fused kernel, which does not give the map, makes this package compute it again. Only
+one row of it, the relevance of ours and of the peers that rank by it, is charged in every block that removes tokens
+(0.00003 of a dense ViT-Ti/16). docs/PEERS.md says what the maps would cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,8 +95,9 @@ class Progressive(Reducer):
     follows_budget: ClassVar[bool] = False
 
     step: Callable[[Inside, int], Reduction]  # (state of the block, number of patch tokens to keep)
-    #: (patches, depth, strength from 0 to 1) -> number of patch tokens after each block; a ``ByGrid`` reads the grid.
+    #: (patches, depth, strength from 0 on) -> number of patch tokens after each block; a ``ByGrid`` reads the grid.
     schedule: Callable[[int, int, float], Schedule]
+    strongest: float = 1.0  # the largest strength of the schedule
     halving: bool = False  # whether a step can remove at most half of the tokens
     scored: bool = False
     slow: bool = False
@@ -123,8 +130,8 @@ class Progressive(Reducer):
 
         return blocks_cost(schedule, active, products, on, prefix_only)
 
-    def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:  # noqa: ARG002
-        return _choices(self, on, prefix_only=False)
+    def costs(self, on: Geometry, like: Extent, prefix_only: bool = False) -> list[tuple[float, Extent]]:  # noqa: ARG002
+        return _choices(self, on, prefix_only)
 
     def extent_within_cost(self, cost: float, on: Geometry, prefix_only: bool = False) -> Extent:
         """The extent that removes least and costs at most ``cost``."""
@@ -153,9 +160,14 @@ class Progressive(Reducer):
         return Extent(schedule=tuple(max(count, tokens) for count in first))
 
     def apply(
-        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Float[Tensor, "batch patches"] | None
+        self,
+        encoder: Encoder,
+        tokens: Any,
+        extent: Extent,
+        scores: Float[Tensor, "batch patches"] | None,
+        prefix_only: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        shortened = encoder.encode_progressively(tokens, self, extent.schedule, scores)
+        shortened = encoder.encode_progressively(tokens, self, extent.schedule, scores, prefix_only)
         hidden: Tensor = shortened.hidden
         return hidden
 
@@ -170,14 +182,15 @@ def blocks_cost(
         cost += block.cost(on.prefix + n, on.prefix + m)
         cost += products(n, m, on.width, on.head_dim) if runs else 0
     if prefix_only:
-        cost += block.cost(on.prefix + before[-1], on.prefix, on.prefix if on.prefix_queries else None)
+        cost += on.prefix_block(on.prefix + before[-1])
     return cost / on.dense
 
 
 @lru_cache(maxsize=128)
 def _choices(reducer: Progressive, on: Geometry, prefix_only: bool) -> list[tuple[float, Extent]]:
     """(cost, extent) of every schedule of a reducer, weakest first."""
-    schedules = dict.fromkeys(reducer.scheduled(on, step / STEPS) for step in range(STEPS + 1))
+    steps = range(round(STEPS * reducer.strongest) + 1)
+    schedules = dict.fromkeys(reducer.scheduled(on, step / STEPS) for step in steps)
     extents = [Extent(schedule=schedule) for schedule in schedules]
     return [(reducer.cost(extent, on, prefix_only), extent) for extent in extents]
 

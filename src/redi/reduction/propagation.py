@@ -22,6 +22,9 @@ def gtp(inside: Inside, count: int) -> Reduction:
     highest score are kept. The others, X_p, are added to their neighbours among the kept ones, X_k + alpha W X_p,
     where W = D^-1/2 G D^-1/2 and G connects each patch of the image with the eight around it. A token without a kept
     neighbour is lost.
+
+    The authors' code computes the attention explicitly, so reading its map is not charged. The fused kernel of the
+    block does not give the map, and here it is computed again: T^2 D more multiply-adds (docs/PEERS.md).
     """
     n, prefix = inside.patches.shape[1], inside.prefix
     logits = (inside.query @ inside.key.transpose(2, 3)) * inside.scale
@@ -68,8 +71,9 @@ PROPAGATION: dict[str, Progressive] = {
     "gtp": Progressive(
         gtp,
         constant,
+        strongest=2.0,
         proportional=False,
         placed=True,
-        products=lambda before, after, width, head_dim: (before * before + (before - after) * after) * width,
+        products=lambda before, after, width, head_dim: (before - after) * after * width,
     )
 }

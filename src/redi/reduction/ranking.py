@@ -71,6 +71,9 @@ def zero_tprune(inside: Inside, count: int) -> Reduction:
     rest votes ten times, and the least important are dropped (I). At the start CLS has sqrt(N) times the
     score of a patch. The importance is the root of the mean over heads of s^2, over the heads whose scores vary
     neither too little nor too much; if there is none, over all.
+
+    The map is that of the block, which is not charged a second time. The fused kernel of the block does not give it,
+    and here it is computed again: T^2 D more multiply-adds (docs/PEERS.md).
     """
     n, prefix = inside.patches.shape[1], inside.prefix
     similar = min(round(SIMILAR * n), n - count)
@@ -127,7 +130,7 @@ def retained(patches: int, depth: int, strength: float) -> Schedule:
     return tuple(counts)
 
 
-#: The reducers of this file by name. The cost of Zero-TPrune counts the attention matrix, which kernels do not return.
+#: The reducers of this file by name. Zero-TPrune reads the attention map of the block, which is not charged again.
 RANKING: dict[str, Progressive] = {
     "ppt": Progressive(
         ppt,
@@ -142,7 +145,7 @@ RANKING: dict[str, Progressive] = {
         retained,
         proportional=False,
         products=lambda before, after, width, head_dim: (
-            before * before * (5 * width // 4 + (VOTES + 1) * (width // head_dim))
+            before * before * (width // 4 + (VOTES + 1) * (width // head_dim))
         ),
     ),
 }

@@ -47,7 +47,7 @@ PAPER = Extent()
 class Encoder(Protocol):
     """The methods of a backbone that a reducer uses."""
 
-    def encode(self, tokens: Any, start: int = 0) -> Tensor: ...
+    def encode(self, tokens: Any, start: int = 0, *, prefix_only: bool = False) -> Tensor: ...
 
     def encode_progressively(
         self, tokens: Any, reducer: Any, schedule: Schedule, scores: Tensor | None = None, prefix_only: bool = False
@@ -59,7 +59,10 @@ class Encoder(Protocol):
 
 
 class Reducer(ABC):
-    """A way to shorten the token sequence: :class:`OneShot`, :class:`Progressive` or :class:`Adaptive`."""
+    """A way to shorten the token sequence: :class:`OneShot`, :class:`Progressive` or :class:`Adaptive`.
+
+    With ``prefix_only`` the last block works for the prefix alone, which is exact for a head that reads nothing else.
+    """
 
     follows_budget: ClassVar[bool]  # whether its extent is a budget, not a schedule
     keeps_all: ClassVar[bool] = False  # whether all tokens are there in the end, so that rows compare by cost alone
@@ -77,22 +80,27 @@ class Reducer(ABC):
         """Number of patch tokens after the last block."""
 
     @abstractmethod
-    def cost(self, extent: Extent, on: Geometry) -> float:
+    def cost(self, extent: Extent, on: Geometry, prefix_only: bool = False) -> float:
         """Cost relative to dense."""
 
     @abstractmethod
     def apply(
-        self, encoder: Encoder, tokens: Any, extent: Extent, scores: Float[Tensor, "batch patches"] | None
+        self,
+        encoder: Encoder,
+        tokens: Any,
+        extent: Extent,
+        scores: Float[Tensor, "batch patches"] | None,
+        prefix_only: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
         """The sequence before the final norm, from the tokens after ``extent.after`` blocks."""
 
     @abstractmethod
-    def costs(self, on: Geometry, like: Extent) -> list[tuple[float, Extent]]:
+    def costs(self, on: Geometry, like: Extent, prefix_only: bool = False) -> list[tuple[float, Extent]]:
         """All extents that a search considers, with their costs; ``like`` gives the fields that it keeps."""
 
-    def extent_for_cost(self, cost: float, on: Geometry, like: Extent = PAPER) -> Extent:
+    def extent_for_cost(self, cost: float, on: Geometry, like: Extent = PAPER, prefix_only: bool = False) -> Extent:
         """The extent whose cost is nearest; a :class:`ConfigError` if it differs by more than ``TOLERANCE``."""
-        choices = self.costs(on, like)
+        choices = self.costs(on, like, prefix_only)
         nearest, extent = min(choices, key=lambda choice: abs(choice[0] - cost))
         if not abs(nearest - cost) <= TOLERANCE:
             reached = [reached for reached, _ in choices]

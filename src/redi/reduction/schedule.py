@@ -1,8 +1,8 @@
 """Schedules, the number of patch tokens after each block: those of the peers' papers, and our own.
 
 Each is a function of (patches, depth, strength): strength 0 removes nothing, strength 1 as much as the function
-allows. Except for ``thrice`` and ``one_block``, no block removes more than half of its patch tokens, the limit of
-bipartite matching. A schedule that depends on the patch grid is a :class:`ByGrid`.
+allows; ``constant`` goes on beyond 1. Except for ``thrice`` and ``one_block``, no block removes more than half of its
+patch tokens, the limit of bipartite matching. A schedule that depends on the patch grid is a :class:`ByGrid`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ HOLD = 0.75
 def constant(patches: int, depth: int, strength: float) -> Schedule:
     """ToMe: every block removes the same number of tokens, r = strength x patches / depth.
 
-    If r is not an integer, some blocks remove one token more than others. Strength 1 would remove all tokens.
+    If r is not an integer, some blocks remove one token more than others. Strength 1 would remove all tokens. Beyond
+    it the last blocks halve the few that are left, as in the authors' code.
     """
     return _halved(patches, [patches * (1 - strength * (k + 1) / depth) for k in range(depth)])
 

@@ -188,9 +188,14 @@ class Final(NamedTuple):
 
 
 def forward(
-    backbone: Backbone, catalogue: Catalogue, variant: Variant, scores: Tensor | None, begun: dict[int, Tokens]
+    backbone: Backbone,
+    catalogue: Catalogue,
+    variant: Variant,
+    scores: Tensor | None,
+    begun: dict[int, Tokens],
+    prefix_only: bool = False,
 ) -> Final:
-    """Run a reduced variant.
+    """Run a reduced variant. With ``prefix_only`` the last block works for the prefix alone, which is all that is left.
 
     ``begun`` maps numbers of blocks to the dense tokens after them. It starts with block 0 and grows, so that variants
     that reduce after the same block share the dense blocks before it.
@@ -200,12 +205,14 @@ def forward(
         begun[after] = begun[0].advanced(backbone.encode(begun[0], stop=after))
     reducer = catalogue.reducers[variant.reducer]
     if isinstance(reducer, Adaptive):
-        varied = reducer.shorten(backbone, begun[after], variant.extent, scores)
+        varied = reducer.shorten(backbone, begun[after], variant.extent, scores, prefix_only)
+        if prefix_only:
+            return Final(varied.hidden, lengths=varied.lengths)
         return Final(*dropped_last(varied.full(backbone.prefix), varied.source, backbone.prefix), varied.lengths)
-    if isinstance(reducer, Progressive):
+    if isinstance(reducer, Progressive) and not prefix_only:
         short = backbone.encode_progressively(begun[after], reducer, variant.extent.schedule, scores, residual=True)
         return Final(*dropped_last(short.full(backbone.prefix), short.source, backbone.prefix))
-    return Final(reducer.apply(backbone, begun[after], variant.extent, scores))
+    return Final(reducer.apply(backbone, begun[after], variant.extent, scores, prefix_only))
 
 
 def _save_dense(run: Run, maps: ScoreMaps, classifier: str) -> None:
@@ -245,21 +252,27 @@ def _save(
     )
 
 
-def tokens_and_cost(on: Geometry, catalogue: Catalogue, variant: Variant) -> tuple[int, float]:
+def tokens_and_cost(
+    on: Geometry, catalogue: Catalogue, variant: Variant, prefix_only: bool = False
+) -> tuple[int, float]:
     """Return (tokens after the last block, prefix included; analytic cost relative to dense)."""
     if variant.is_dense:
         return on.prefix + on.patches, 1.0
     reducer = catalogue.reducers[variant.reducer]
-    return on.prefix + reducer.tokens_left(variant.extent, on), catalogue.cost(variant, on)
+    return on.prefix + reducer.tokens_left(variant.extent, on), catalogue.cost(variant, on, prefix_only)
 
 
 def image_costs(
-    on: Geometry, catalogue: Catalogue, variant: Variant, lengths: Int[Tensor, "images depth"]
+    on: Geometry,
+    catalogue: Catalogue,
+    variant: Variant,
+    lengths: Int[Tensor, "images depth"],
+    prefix_only: bool = False,
 ) -> Float[Tensor, " images"]:
     """The cost of each image in an adaptive variant, from its patch tokens after each block."""
     reducer = catalogue.reducers[variant.reducer]
     assert isinstance(reducer, Adaptive)
-    return reducer.image_costs(lengths, variant.extent.strength or 0.0, on)
+    return reducer.image_costs(lengths, variant.extent.strength or 0.0, on, prefix_only)
 
 
 def rounded_means(lengths: Int[Tensor, "images depth"]) -> list[int]:
