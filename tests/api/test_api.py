@@ -196,3 +196,26 @@ def test_an_argument_of_a_wrong_type_is_one_line(call: str, monkeypatch: pytest.
             CALLS[call](value)
         assert "\n" not in str(caught.value), value
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: redi.run("b", "t", "v", "o", seed=2**64), "seed"),
+        (lambda: redi.dense("b", "t", "v", "o", size=100_000), "size"),
+        (lambda: redi.dense("b", "t", "v", "o", seed=2**64), "seed"),
+        (lambda: redi.learn("b", "dynamicvit", "i", checks=10**30), "checks"),
+        (lambda: redi.learn("b", "dynamicvit", "i", seed=2**64), "seed"),
+        (lambda: redi.tune("b", "i", check=10**30), "check"),
+        (lambda: redi.bench(batch_size=10**7), "batch_sizes"),
+        (lambda: redi.export("b", batch_size=10**7), "batch_size"),
+        (lambda: redi.export("b", size=10**7), "size"),
+    ],
+)
+def test_numbers_have_bounds_in_python_too(
+    call: Callable[[], Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(redi.RediError, match=rf"^{name} must lie in .*, not at .*\.$"):
+        call()
+    assert not list(tmp_path.iterdir())

@@ -122,6 +122,16 @@ def test_mistakes_of_the_commands_are_one_line(arguments: tuple[str, ...], messa
     assert not Path("never").exists()
 
 
+def test_a_python_without_docstrings_is_one_line() -> None:
+    """transformers cannot be imported there."""
+    command = [sys.executable, "-OO", "-m", "redi", "export", "model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "redi: transformers needs docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2.\n"
+    )
+
+
 def test_a_number_beyond_its_bounds_is_one_line_before_any_work() -> None:
     done = run("demo", "--out", "never/made", "--threads", "100000")
     assert done.returncode == 2

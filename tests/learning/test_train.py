@@ -15,6 +15,7 @@ from torch import Tensor
 
 import redi
 from families import save_checkpoint
+from learned_files import write_learned
 from redi.backbone import Backbone, load_backbone
 from redi.demo.generator import sample
 from redi.errors import ArtifactError, ConfigError, CorpusError, RediError

@@ -1,10 +1,13 @@
-"""Imports transformers before the rest of the package does, with one sentence for a torchvision that does not fit.
+"""Imports transformers before the rest of the package does, with one sentence for what it cannot work beside.
+
+It builds its classes from docstrings, which ``python -OO`` removes.
 
 transformers imports torchvision wherever it is installed, and has no option against that. timm brings torchvision, and
 beside a CPU build of torch pip installs one that was built for another torch. It cannot be imported, and transformers
 fails with it.
 """
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 
@@ -36,6 +39,8 @@ def _installed() -> str:
         return "torchvision"
 
 
+if sys.flags.optimize > 1:
+    raise BackboneError("transformers needs docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2.")
 try:
     from transformers import PreTrainedModel  # noqa: F401
 except ImportError as error:
