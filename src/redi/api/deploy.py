@@ -76,7 +76,7 @@ def export(
     require_type(batch_size, int, "batch_size")
     require_type(image, str | Path | None, "image")
     file, name = Path(out), model_name(model)
-    require_file(file, (".onnx",))
+    require_file(file, (".onnx",), Path(name.removeprefix("timm:")).glob("*.onnx"))
     for option, number, within in (("batch_size", batch_size, bounds.BATCH), ("size", size or 0, bounds.SIZE)):
         within.require(option, number)
     if isinstance(model, Accelerated):
