@@ -170,11 +170,13 @@ def test_a_record_replaces_only_a_record_of_its_kind(tmp_path: Path) -> None:
 def test_a_picture_or_a_model_replaces_only_one_with_our_mark(tmp_path: Path, place: str) -> None:
     file, far = tmp_path / "a.svg", bytes(200_000)
     require_file(file, (".svg",))
-    for content in (b"", b"<svg/>", far + MARK.encode() + far):
+    for content in (b"<svg/>", far + MARK.encode() + far):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=r"^--out \S+ exists and was not written by redi, .*another --out\.$"):
             require_file(file, (".svg",))
     file.write_bytes(MARK.encode() + far if place == "begin" else far + MARK.encode())
+    require_file(file, (".svg",))
+    file.write_bytes(b"")  # which mktemp makes
     require_file(file, (".svg",))
 
 

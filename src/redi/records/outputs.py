@@ -141,12 +141,15 @@ def _is_record(path: Path, fields: tuple[str, ...]) -> bool:
 
 
 def _is_marked(path: Path) -> bool:
-    """Whether a picture or a model begins or ends with our mark, which all formats store as plain letters."""
+    """Whether a picture or a model begins or ends with our mark, which all formats store as plain letters.
+
+    An empty file, as of mktemp, holds nothing that could be lost.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(_NEAR)
             file.seek(max(path.stat().st_size - _NEAR, 0))
-            return MARK.encode() in head + file.read(_NEAR)
+            return not head or MARK.encode() in head + file.read(_NEAR)
     except OSError:
         return False
 
