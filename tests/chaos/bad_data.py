@@ -155,6 +155,7 @@ def shards() -> Iterator[Case]:
     yield case("text", b"not a tar file" * 100, "0.tar")
     yield case("zeros", bytes(10240), "images")
     yield case("no labels", [("0.jpg", b"picture")], "no label")
+    yield case("two labels of one key", [("0.jpg", b"picture"), ("0.cls", b"0"), ("0.cls", b"1")], "two labels")
     yield case("labels alone", [("0.cls", b"3")], "images")
     yield case("a label of 7 digits", [("0.jpg", b"picture"), ("0.cls", b"1234567")], "class number")
     yield case("the label 999999", [("0.jpg", b"picture"), ("0.cls", b"999999")], "class number")
