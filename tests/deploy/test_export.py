@@ -3,6 +3,7 @@
 import io
 import sys
 from contextlib import nullcontext
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,17 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from families import CHECKPOINTS, make_model, save_checkpoint
+from redi.backbone import load_backbone
+from redi.demo.examples import example_pixels
 from redi.deploy import accelerate
 from redi.deploy.engines import ENGINES, Run, onnx_libraries
-from redi.deploy.export import export, require_ordered
+from redi.deploy.export import _spread, export, require_ordered
 from redi.deploy.onnx_speed import measure_export, original
 from redi.errors import ConfigError, ExportError, InvalidInput
 from redi.records.timing import read_bench, write_bench
 from redi.report.bench import print_bench
+
+DEMO = str(files("redi.demo") / "demo-vit")
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -48,6 +53,20 @@ def test_every_engine_computes_what_pytorch_computes(name: str, tmp_path: Path) 
     makers = {name: node.op_type for node in onnx.load(file).graph.node for name in node.output}
     assert sorts
     assert 2 * [makers[name] for name in sorts].count("Add") == len(sorts), "every sort has a second one of pairs"
+
+
+def test_a_blank_image_is_compared_as_far_as_pytorch_is_settled_on_it(tmp_path: Path) -> None:
+    """Rotary positions make its patches nearly equal. Here two merges of the same damage tie within rounding."""
+    model = accelerate(load_backbone(DEMO), cost=0.5)
+    pixels = example_pixels(model.backbone.preprocessing, 4)
+    assert max(export(model, tmp_path / "model.onnx", pixels).differences.values()) < 1e-4
+    blank = torch.zeros(1, 3, 4, 4)
+    for jump in (0.0, 0.2):
+
+        def outputs(given: Tensor, jump: float = jump) -> tuple[Tensor]:
+            return (1 + given.mean() - jump * (given.sum() > 0),)
+
+        assert _spread(outputs, blank, outputs(blank)) == pytest.approx(jump, abs=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.export warns of its own internals
