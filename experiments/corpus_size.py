@@ -134,7 +134,8 @@ def main() -> None:
     corpus = stacked([look(backbone, batch)[1] for batch in batches(backbone, training, kept)])
     classifier = make_classifier(backbone, corpus, classes)
     chosen = [k for k, label in enumerate(validation.labels) if PARITY.get(options.classes) in (None, label % 2)]
-    looked = [look(backbone, batch) for batch in batches(backbone, validation, spread_evenly(chosen, options.limit))]
+    chosen = spread_evenly(chosen, options.limit)
+    looked = [look(backbone, batch) for batch in batches(backbone, validation, chosen)]
     images = stacked([seen for _, seen in looked])
     with torch.inference_mode():
         dense = torch.cat([classifier.of_data(classifier.logits(hidden)) for hidden, _ in looked])
