@@ -48,15 +48,6 @@ def checkpoints() -> Iterator[Case]:
 
                 yield Case(f"checkpoint {kind}: {file} is {name}", _with_checkpoint(kind, write), "model")
 
-        for field in ("image_mean", "image_std"):
-            for text in ("[]", "[NaN, NaN, NaN]", "[1e300, 1, 1]", "[1, 1]", '"x"', "[" * 200_000):
-
-                def constants(model: Path, field: str = field, text: str = text) -> None:
-                    (model / "preprocessor_config.json").write_text(f'{{"{field}": {text}}}')
-
-                name = f"checkpoint {kind}: {field} = {text[:20]}"
-                yield Case(name, _with_checkpoint(kind, constants), "preprocessor_config.json")
-
         def half(model: Path) -> None:
             weights = model / "model.safetensors"
             os.truncate(weights, weights.stat().st_size // 2)
@@ -78,6 +69,18 @@ def checkpoints() -> Iterator[Case]:
 
             yield Case(f"checkpoint {kind}: no {file}", _with_checkpoint(kind, remove), "model")
             yield Case(f"checkpoint {kind}: {file} is a dangling link", _with_checkpoint(kind, dangle), "model")
+
+
+def processors() -> Iterator[Case]:
+    for kind in ("backbone", "head"):
+        for field in ("image_mean", "image_std"):
+            for text in ("[]", "[NaN, NaN, NaN]", "[1e300, 1, 1]", "[1, 1]", '"x"', "[" * 200_000):
+
+                def constants(model: Path, field: str = field, text: str = text) -> None:
+                    (model / "preprocessor_config.json").write_text(f'{{"{field}": {text}}}')
+
+                name = f"processor {kind}: {field} = {text[:20]}"
+                yield Case(name, _with_checkpoint(kind, constants), "preprocessor_config.json")
 
 
 PLUGIN = "import sys, torch\nimport redi\n{}\n"

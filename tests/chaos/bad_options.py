@@ -1,8 +1,10 @@
 """Commands with an option that cannot be."""
 
 from collections.abc import Iterator
+from typing import get_type_hints
 
 from chaos.case import Case, fixed
+from redi.cli import app
 
 RUN = "run --config {user}/small.toml --out {place}/o"
 TUNE = "tune {user}/head --images {user}/large/val --out {place}/t"
@@ -239,3 +241,17 @@ def options() -> Iterator[Case]:
         for more, expected in mistakes:
             text = f"{command} {more}".strip()
             yield Case(f"option: {text}", fixed(*text.split()), expected)
+
+
+def bounds() -> Iterator[Case]:
+    """Every option of every command that takes a number, with numbers beyond all bounds."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        called = command.name or command.callback.__name__
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            for option in getattr(kind, "__metadata__", ()):
+                if getattr(option, "callback", None) is not None:
+                    option = (*(option.param_decls or ()), "--" + name.replace("_", "-"))[0]
+                    for value in ("1" + "0" * 30, "-1" + "0" * 30):
+                        arguments = (called, f"{option}={value}")
+                        yield Case(f"bounds: {' '.join(arguments)}", fixed(*arguments), f"{option} must lie")

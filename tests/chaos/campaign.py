@@ -1,4 +1,4 @@
-"""The campaign against the program: kills, bad inputs, damaged folders and full disks.
+"""The campaign against the program: kills, bad inputs, damaged folders, full disks and planted links.
 
     make chaos
     PYTHONPATH=tests python -m chaos.campaign --only "kills of torchrun"
@@ -12,18 +12,20 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from chaos import bad_data, bad_files, bad_options, bad_settings
+from chaos import bad_data, bad_files, bad_learned, bad_options, bad_settings
 from chaos.case import Case
 from chaos.commands import Outcome, prepare, run
 from chaos.damage import damaged_folders, full_disks
 from chaos.ground import Ground
 from chaos.kills import TARGETS, Tally, kill_often
+from chaos.links import PLANTED, planted_links
+from chaos.saves import killed_saves
 
 #: Seconds after which a bad input counts as a hang.
 HANG = 60.0
@@ -35,9 +37,11 @@ class Plan:
 
     kills: dict[str, int]  # by command
     interrupts: dict[str, int]  # Ctrl-C, by command
-    every: int  # every n-th bad input
+    every: int  # every n-th bad input of each part, so at least one
     damages: int
     disks: int
+    saves: int  # kills of a save over a save
+    links: int
 
 
 LONG = Plan(
@@ -57,18 +61,23 @@ LONG = Plan(
     every=1,
     damages=300,
     disks=60,
+    saves=60,
+    links=len(PLANTED),
 )
 #: For the tests: two minutes.
 SHORT = Plan(
-    kills={"run workers": 8, "run cached": 8, "torchrun small": 3, "compare": 6, "report": 4},
-    interrupts={"run workers": 3, "report": 3},
+    kills={"run workers": 8, "run cached": 8, "torchrun small": 3, "compare": 6, "report": 4, "export": 2},
+    interrupts={"run workers": 3, "report": 3, "export": 1},
     every=11,
     damages=20,
     disks=7,
+    saves=8,
+    links=6,
 )
 
-PARTS = (
+PARTS: tuple[Callable[[], Iterator[Case]], ...] = (
     bad_options.options,
+    bad_options.bounds,
     bad_settings.settings,
     bad_settings.folders,
     bad_settings.variables,
@@ -78,22 +87,25 @@ PARTS = (
     bad_data.hub,
     bad_data.maps,
     bad_files.checkpoints,
+    bad_files.processors,
     bad_files.plugins,
     bad_files.records,
+    *(partial(bad_learned.learned, kind) for kind in bad_learned.FILES),
 )
 
 
-def cases() -> list[Case]:
-    """All bad inputs, in an order that does not change."""
-    every = [case for part in PARTS for case in part()]
-    assert len({case.name for case in every}) == len(every), "two cases share a name"
-    return every
+def cases(every: int) -> list[Case]:
+    """Every n-th bad input of each part, in an order that does not change."""
+    parts = [list(part()) for part in PARTS]
+    names = [case.name for part in parts for case in part]
+    assert len(set(names)) == len(names), "two cases share a name"
+    return [case for part in parts for case in part[::every]]
 
 
 def bad_inputs(ground: Ground, every: int, patience: float = HANG) -> Tally:
-    """Try every ``every``-th bad input."""
+    """Try every ``every``-th bad input of each part."""
     tally = Tally()
-    for case in cases()[::every]:
+    for case in cases(every):
         place = ground.fresh("input")
         arguments = case.make(ground, place)
         before, folder = ground.watch().state(), _records(place, arguments[0])
@@ -136,6 +148,8 @@ def parts_of(plan: Plan, ground: Ground, seed: int) -> dict[str, Callable[[], Ta
         "bad inputs": partial(bad_inputs, ground, plan.every),
         "damaged folders": partial(damaged_folders, ground, plan.damages, seed),
         "full disks": partial(full_disks, ground, plan.disks, seed),
+        "saves over saves": partial(killed_saves, ground, plan.saves, seed),
+        "planted links": partial(planted_links, ground, plan.links),
     }
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -30,6 +30,10 @@ import redi.report.build
 import redi.report.figures
 import redi.stages.inspect  # noqa: F401
 from redi.__main__ import main
+from redi.errors import RediError, printable
+
+#: The arguments of a command, or a function that a user's own script would call.
+Work = Sequence[str] | Callable[[], None]
 
 #: Seconds after which a command counts as hung.
 PATIENCE = 120.0
@@ -84,21 +88,23 @@ PLAIN = Conditions()
 class Command:
     """A running command, in a process group of its own."""
 
-    def __init__(self, arguments: Sequence[str], conditions: Conditions = PLAIN, torchrun: int = 0) -> None:
-        """Start ``redi`` with the arguments; under torchrun with so many processes."""
+    def __init__(self, work: Work, conditions: Conditions = PLAIN, torchrun: int = 0) -> None:
+        """Start ``redi`` with the arguments, under torchrun with so many processes; or a function, in a fork."""
         self.begun = monotonic()
         self.code: int | None = None
         (self._out, stdout), (self._err, stderr) = _pipe(), _pipe()
         if conditions.full_stdout:
             os.close(stdout)
             stdout = os.open("/dev/full", os.O_WRONLY)
-        if torchrun:
+        if callable(work):
+            self.pid = _fork(work, stdout, stderr, conditions)
+        elif torchrun:
             start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun)]
-            self.pid = _spawn([sys.executable, *start, "-m", "redi", *arguments], stdout, stderr, conditions)
+            self.pid = _spawn([sys.executable, *start, "-m", "redi", *work], stdout, stderr, conditions)
         elif conditions.fresh:
-            self.pid = _spawn([sys.executable, "-m", "redi", *arguments], stdout, stderr, conditions)
+            self.pid = _spawn([sys.executable, "-m", "redi", *work], stdout, stderr, conditions)
         else:
-            self.pid = _fork(arguments, stdout, stderr, conditions)
+            self.pid = _fork(work, stdout, stderr, conditions)
         os.close(stdout)
         os.close(stderr)
 
@@ -141,8 +147,8 @@ class Command:
         return Outcome(self.code if ended else None, _read(self._out), _read(self._err), seconds)
 
 
-def run(arguments: Sequence[str], conditions: Conditions = PLAIN, patience: float = PATIENCE) -> Outcome:
-    return Command(arguments, conditions).finish(patience)
+def run(work: Work, conditions: Conditions = PLAIN, patience: float = PATIENCE) -> Outcome:
+    return Command(work, conditions).finish(patience)
 
 
 def prepare() -> None:
@@ -167,7 +173,7 @@ def _read(pipe: int) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def _fork(arguments: Sequence[str], stdout: int, stderr: int, conditions: Conditions) -> int:
+def _fork(work: Work, stdout: int, stderr: int, conditions: Conditions) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -182,7 +188,7 @@ def _fork(arguments: Sequence[str], stdout: int, stderr: int, conditions: Condit
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         _limit(conditions)
         os.environ.update(conditions.variables or {})
-        code = _call(arguments)
+        code = _call(work)
         atexit._run_exitfuncs()
         sys.stdout.flush()
     except OSError:  # a full standard output shows itself at the last flush
@@ -191,12 +197,18 @@ def _fork(arguments: Sequence[str], stdout: int, stderr: int, conditions: Condit
         os._exit(code)
 
 
-def _call(arguments: Sequence[str]) -> int:
-    sys.argv = ["redi", *arguments]
+def _call(work: Work) -> int:
     try:
-        main()
+        if callable(work):
+            work()
+        else:
+            sys.argv = ["redi", *work]
+            main()
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except RediError as error:  # of a function; a command prints it itself
+        print(f"redi: {printable(error)}", file=sys.stderr)
+        return 1
     except BaseException:
         traceback.print_exc()
         return 1

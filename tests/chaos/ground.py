@@ -132,7 +132,10 @@ def write_hub(folder: Path, picture: bytes) -> None:
 
 
 def make(root: Path) -> None:
+    from chaos.bad_learned import write_learned_files
+    from chaos.saves import write_saved_models
     from families import save_checkpoint
+    from redi.records.outputs import MARK
     from small_run import CLASS_MAP, write_images
 
     ground = Ground(root)
@@ -146,6 +149,9 @@ def make(root: Path) -> None:
     (ground.user / "map.tsv").write_text(CLASS_MAP)
     shutil.copytree(ground.user / "small" / "val" / "red", ground.user / "photos")
     write_hub(ground.user / "hub", (ground.user / "photos" / "000.jpg").read_bytes())
+    (ground.user / "marked.onnx").write_text(MARK)  # as if it were an earlier export
+    write_learned_files(ground.user)
+    write_saved_models(ground.user)
     precious = ground.user / "precious"  # a folder that only looks like a run
     (precious / "partial").mkdir(parents=True)
     for name in ("config.toml", "results.json", "partial/thesis.tex", ".results.json.123", "notes.txt"):

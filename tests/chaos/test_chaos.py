@@ -26,7 +26,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, ob
     return tallies
 
 
-@pytest.mark.parametrize("part", ["kills", "Ctrl-C", "bad inputs", "damaged folders", "full disks", "the user's files"])
+PARTS = ("kills", "Ctrl-C", "bad inputs", "damaged folders", "full disks", "saves", "planted links", "the user's files")
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_nothing_is_lost_and_nothing_is_silently_wrong(campaign: dict[str, dict[str, object]], part: str) -> None:
     tallies = {name: tally for name, tally in campaign.items() if name.startswith(part)}
     assert tallies

@@ -58,6 +58,14 @@ def test_a_second_run_in_the_same_folder_is_refused(small_data: Path, tmp_path: 
     assert "Another redi process is working in" in done.stderr
 
 
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match=r"cannot be written: .*Choose another --out\.$"), lock(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_refused(small_data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ArtifactError, match=r"cannot be written: .*Choose another --out"):

@@ -204,12 +204,12 @@ def lock(folder: Path) -> Iterator[None]:
     """Allow one run at a time in a folder. The lock ends with the process, even if it is killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ArtifactError(
             f"The run folder {folder} cannot be written: {error.strerror}. Choose another --out."
         ) from None
-    with file:
+    with os.fdopen(descriptor, "r+") as file:
         try:
             # lockf instead of flock, whose lock would survive in the forked workers of a killed run.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
