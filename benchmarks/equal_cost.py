@@ -67,11 +67,6 @@ def calibration_images(backbone: Backbone, images: LabelledImages, chosen: list[
     return backbone.preprocessing.normalise(batch.pixels[:, 0])
 
 
-def reads_prefix(backbone: Backbone) -> bool:
-    """Whether the classifier reads only the prefix: the head may, and the probe of a backbone without one does not."""
-    return backbone.head is not None and backbone.head.prefix_only
-
-
 def measured_catalogue(backbone: Backbone, pixels: Tensor, files: list[Path]) -> Catalogue:
     """The reducers and those of some files. What a strength costs is measured on some images."""
 
@@ -79,14 +74,14 @@ def measured_catalogue(backbone: Backbone, pixels: Tensor, files: list[Path]) ->
     def curve(name: str, reducer: Adaptive) -> Curve:
         print(f"measuring what {name} costs on {len(pixels)} images", flush=True)
         lengths = [lengths_at_strengths(backbone, reducer, backbone.embed(batch)) for batch in pixels.split(50)]
-        return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS, reads_prefix(backbone))
+        return curve_of(reducer, torch.cat(lengths), backbone.geometry, STRENGTHS, backbone.reads_prefix)
 
     return with_files(Catalogue(has_cls=backbone.has_cls), files, backbone).with_curves(curve)
 
 
 def rows(backbone: Backbone, catalogue: Catalogue, pixels: Tensor, names: list[str], costs: tuple[float, ...]) -> Rows:
     """The rows with some names. If there are none: all, but for our own reducer again, at the nearest schedule."""
-    prefix_only = reads_prefix(backbone)
+    prefix_only = backbone.reads_prefix
     ground = Ground(backbone.geometry, Extent(), catalogue, VocabularyConfig(), 0, prefix_only=prefix_only)
     found: dict[Row, tuple[Variant | Accelerated, float]] = {}
     for cost in costs:
@@ -149,10 +144,10 @@ def logits(
             yield row, read_output(classifier, variant(pixels)), look_costs(variant, pixels)
             continue
         scores = attention if variant.score.name else None
-        final = forward(backbone, catalogue, variant, scores, {0: tokens, after: begun}, reads_prefix(backbone))
+        final = forward(backbone, catalogue, variant, scores, {0: tokens, after: begun}, backbone.reads_prefix)
         costs = cost * same
         if final.lengths is not None:
-            costs = image_costs(backbone.geometry, catalogue, variant, final.lengths, reads_prefix(backbone))
+            costs = image_costs(backbone.geometry, catalogue, variant, final.lengths, backbone.reads_prefix)
         yield row, final.read(classifier.logits, backbone.prefix), costs
 
 

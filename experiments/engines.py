@@ -22,6 +22,7 @@ from redi.deploy import Accelerated, Setting
 from redi.deploy.engines import Run, installed
 from redi.deploy.export import export
 from redi.images import open_images
+from redi.images.labelled import spread_evenly
 from redi.images.loader import ViewDataset
 from redi.runs.pictures import decode
 from redi.statistics import divergence
@@ -61,8 +62,8 @@ def main() -> None:
     backbone = backbone.at_size(options.size) if options.size else backbone
     folder = open_images(options.images)
     usable = [k for k, label in enumerate(folder.labels) if PARITY.get(options.classes) in (None, label % 2)]
-    count = min(options.limit, len(usable))
-    chosen = [usable[position * len(usable) // count] for position in range(count)]
+    chosen = spread_evenly(usable, options.limit)
+    count = len(chosen)
     pictures, _ = decode(ViewDataset(folder, backbone.preprocessing, False, 0), chosen, 0)
     photos = backbone.preprocessing.normalise(pictures)
     levels = torch.arange(0, 256, 51, dtype=torch.uint8).view(-1, 1, 1, 1)

@@ -31,8 +31,8 @@ class Budget:
             raise InvalidInput(f"keep + merge must be at most 1, but is {self.keep} + {self.merge}.")
         if self.keep == 0 and self.merge > 0:
             raise InvalidInput("keep=0 leaves no patch to merge into: raise keep or set merge=0.")
-        if self.cells < 1:
-            raise InvalidInput(f"cells must be a positive integer, not {self.cells}.")
+        if refusal := bounds.CELLS.refusal("cells", self.cells):
+            raise InvalidInput(refusal)
         if not isfinite(self.spatial):
             raise InvalidInput(f"spatial must be a finite number, not {self.spatial}.")
 

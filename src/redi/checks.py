@@ -10,6 +10,7 @@ import json
 import reprlib
 from dataclasses import fields
 from math import isfinite
+from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -37,20 +38,30 @@ def _finite(text: str) -> float:
     return number
 
 
-def require_type(value: object, kind: Any, name: str, error: type[RediError] = ConfigError) -> None:
-    """Require a value of a class, or of one of several (``float | None``). True is no number, 1 is a float too."""
+def require_type(value: Any, kind: Any, name: str, error: type[RediError] = ConfigError) -> Any:
+    """Require a value of a class, or of one of several (``float | None``), and return it.
+
+    True is no number, and 1 is a float too. A number of NumPy is returned as Python's own.
+    """
     kinds = get_args(kind) or (kind,)
+    if not isinstance(value, bool | int | float):
+        if isinstance(value, Integral) and {int, float} & set(kinds):
+            return int(value)
+        if isinstance(value, Real) and float in kinds:
+            return float(value)
     allowed = (*kinds, int) if float in kinds else kinds
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):  # True is an int in Python
         names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
         raise error(f"{name} must be of type {names}, not {' '.join(reprlib.repr(value).split())}.")
+    return value
 
 
 def require_types(record: Any, error: type[RediError] = ConfigError) -> None:
-    """Require that every field of a dataclass holds what it declares."""
+    """Require that every field of a dataclass holds what it declares, as :func:`require_type` returns it."""
     kinds = get_type_hints(type(record))
     for entry in fields(record):
-        require_type(getattr(record, entry.name), kinds[entry.name], entry.name, error)
+        value = require_type(getattr(record, entry.name), kinds[entry.name], entry.name, error)
+        object.__setattr__(record, entry.name, value)  # the record may be frozen
 
 
 def require_finite(values: Tensor, name: str) -> None:

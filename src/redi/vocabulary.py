@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from redi import bounds
 from redi.centroids import CentroidSums, dot_products
-from redi.checks import require_axes, require_finite, require_float
+from redi.checks import require_axes, require_finite, require_float, require_type
 from redi.errors import CorpusError, InvalidInput
 
 #: Images per chunk: 6,272 patches of a 14x14 grid, enough for the matrix product to run at full speed.
@@ -60,8 +61,10 @@ class Vocabulary:
     reseeded_: list[int]
 
     def __init__(self, n_words: int = N_WORDS, n_passes: int = N_PASSES) -> None:
-        if n_words < 1 or n_passes < 1:
-            raise InvalidInput(f"n_words and n_passes must be positive, not {n_words} and {n_passes}.")
+        for name, number, within in (("n_words", n_words, bounds.WORDS), ("n_passes", n_passes, bounds.PASSES)):
+            require_type(number, int, name, InvalidInput)
+            if refusal := within.refusal(name, number):
+                raise InvalidInput(refusal)
         self.n_words = n_words
         self.n_passes = n_passes
 

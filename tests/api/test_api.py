@@ -8,6 +8,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -95,7 +96,7 @@ def test_tune_export_and_bench_take_live_models(small_data: Path, tmp_path: Path
         lambda: tuned.setting.save(tmp_path / "mine.json"),
         lambda: redi.bench(faster, out=tmp_path / "mine.json"),
     ):
-        with pytest.raises(ConfigError, match=r"^--out \S+ exists and was not written by redi, .*another --out\.$"):
+        with pytest.raises(ConfigError, match=r"^\S+ exists and was not written by redi, .*another name\.$"):
             replace_it()
     assert (tmp_path / "mine.onnx").read_text() + (tmp_path / "mine.json").read_text() == "mine{}"
     (tmp_path / "folder").mkdir()
@@ -157,7 +158,7 @@ def keyword(function: Callable[..., object], name: str, *others: object) -> Call
     return lambda value: function(*others, **{name: value})
 
 
-def small_accelerate(**arguments: Any) -> object:
+def small_accelerate(**arguments: Any) -> Any:
     return redi.accelerate(make_model("vit_head"), **arguments)
 
 
@@ -176,12 +177,25 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "tune(images)": lambda value: redi.tune("nowhere", value),
     **{f"tune({name}=)": keyword(redi.tune, name, "nowhere", "nowhere") for name in TUNED.split()},
     "export(model)": redi.export,
+    "inspect(image)": lambda value: redi.inspect(value, backbone="nowhere"),
+    "compare(run)": redi.compare,
+    "learn(out=)": keyword(redi.learn, "out", "nowhere", "dynamicvit", "nowhere"),
+    "text(out=)": keyword(redi.text, "out", "nowhere", "nowhere"),
+    "bench(out=)": keyword(redi.bench, "out"),
     **{f"export({name}=)": keyword(redi.export, name, "nowhere") for name in EXPORTED.split()},
     **{f"Setting({entry.name}=)": keyword(redi.Setting, entry.name) for entry in fields(redi.Setting)},
     **{f"Budget({entry.name}=)": keyword(redi.Budget, entry.name) for entry in fields(redi.Budget)},
 }
 #: Of these values, those that are right.
 RIGHT = {"Setting(outside=)": ("a",), "Setting(protection=)": (1.5,), "Budget(spatial=)": (-1, 1.5)}
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_numbers() -> None:
+    half, four = np.array([0.5], np.float32)[0], np.array([4])[0]
+    assert redi.Setting(half, steps=four) == redi.Setting(0.5, steps=4)
+    assert type(redi.Setting(half).cost) is float
+    assert small_accelerate(cost=np.float32(0.75)).cost() <= 0.75
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -66,7 +66,7 @@ def test_cost_of_another_mlp_prints_both_numbers() -> None:
     share = (16 * 107 * 384 + 2 * 107**2) / (16 * 201 * 384 + 2 * 201**2)
     assert f"{share:.3f} counts the products" in gated
     wrong = run("cost", "--mlp", "-1")
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert wrong.stderr.strip().count("\n") == 0
 
 

@@ -147,6 +147,8 @@ def test_an_empty_value_is_refused_by_every_option_and_argument_of_every_command
     called = [([name, option.opts[0], ""], option.opts[0]) for name, option in OPTIONS]
     called += [([name, f"{option.opts[0]}="], option.opts[0]) for name, option in OPTIONS]
     called += [([name, ""], "An argument") for name in COMMANDS]
+    for value in ("--template=a = {} =", "--against=a="):  # which only ends as an empty one does
+        assert "is empty" not in str(CliRunner().invoke(app, ["compare", "nowhere", value]).exception)
     for arguments, named in called:
         error = CliRunner().invoke(app, arguments).exception
         assert isinstance(error, ConfigError), arguments

@@ -274,7 +274,7 @@ def test_it_compiles_without_a_graph_break() -> None:
         (-0.1, 0.5, 2, "fractions"),
         (float("nan"), 0.0, 2, "fractions"),
         (0.5, 0.25, 0, "positive integer"),
-        (0.5, 0.25, 2.0, "integer"),
+        (0.5, 0.25, 2.0, "type int"),
     ],
 )
 def test_impossible_budgets_are_refused(keep: float, merge: float, cells: int, message: str) -> None:

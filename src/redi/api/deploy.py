@@ -1,5 +1,6 @@
 """Faster models: tuning, export and measured speed."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,15 @@ def tune(model: Any, images: str | Path, *, out: str | Path | None = None, **set
         places += [("the model", place) for place in data_places(name.removeprefix("timm:"))]
         require_apart(Path(out), places)
         require_own(Path(out), TUNED)
+        made = not Path(out).exists()
         _make_writable(Path(out))
-    result = TuneResult(find_setting(config, live_backbone(model)))
+    try:
+        result = TuneResult(find_setting(config, live_backbone(model)))
+    except BaseException:
+        if out is not None and made:
+            with suppress(OSError):
+                Path(out).rmdir()
+        raise
     if out is None:
         return result
     try:
@@ -108,6 +116,7 @@ def bench(model: Any = None, *, out: str | Path | None = None, **settings: Any) 
     """
     names = {"reducer": "reducers", "batch_size": "batch_sizes", "dtype": "dtypes", "mode": "modes"}
     config = configured(BenchConfig, settings, names, backbone="" if model is None else model_name(model))
+    require_type(out, str | Path | None, "out")
     file = Path(out) if out is not None else None
     if file is not None:
         require_file(file, (".json",), replaces=BENCH_KEYS)

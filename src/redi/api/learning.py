@@ -8,6 +8,7 @@ from redi.api.results import LearnResult
 from redi.api.settings import configured
 from redi.backbone import load_backbone
 from redi.backbone.own_input import load_with_own_input
+from redi.checks import require_type
 from redi.deploy.parts import shared_copy
 from redi.errors import ConfigError
 from redi.learning.files import SUFFIX, is_learned
@@ -28,6 +29,8 @@ def learn(
     method. More settings are the options of ``redi learn``: ``cost`` (one or a list), ``limit``, ``held``, ``mirror``,
     ``steps``, ``checks``, ``rate``, ``size``, ``seed``, ``batch_size``, ``device``, ``workers`` and ``threads``.
     """
+    require_type(images, str | Path | None, "images")
+    require_type(out, str | Path | None, "out")
     name, backbone = model_name(model), live_backbone(model)
     is_run = isinstance(model, str | Path) and (Path(model) / "config.toml").is_file()
     if is_run:

@@ -8,6 +8,7 @@ from typing import Any
 from redi.api.results import ComparisonResult, InspectionResult, RunResult
 from redi.api.settings import configured, run_config
 from redi.bounds import require_bounds
+from redi.checks import require_type
 from redi.comparison.compare import compare as measure
 from redi.comparison.grid import Request
 from redi.comparison.studies import STUDIES
@@ -132,6 +133,9 @@ def inspect(
     the product to show. ``train`` and ``val`` name the new places of the run's data, if they have moved. With
     ``backbone``, only the attention scores are computed. ``out`` is a file for the picture.
     """
+    require_type(image, str | Path, "image")
+    require_type(out, str | Path | None, "out")
+    require_type(names, str | Path | None, "names")
     image, picture = Path(image), Path(out) if out is not None else None
     class_names = Path(names) if names is not None else None
     if (run is None) == (not backbone):
@@ -157,4 +161,5 @@ def inspect(
 
 
 def _folder(run: RunResult | str | Path) -> Path:
+    require_type(run, RunResult | str | Path, "run")
     return run.folder if isinstance(run, RunResult) else Path(run)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redi.checks import require_type
 from redi.deploy.export import Exported
 from redi.deploy.model import Accelerated
 from redi.deploy.onnx_speed import REPEATS, measure_export
@@ -78,6 +79,7 @@ class RunResult(Shown):
     folder: Path
 
     def __post_init__(self) -> None:
+        require_type(self.folder, str | Path, "folder")
         object.__setattr__(self, "folder", Path(self.folder).expanduser())
         require_run(self.folder)
 

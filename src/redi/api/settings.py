@@ -56,7 +56,6 @@ def configured(kind: type[T], settings: Mapping[str, Any], names: Mapping[str, s
         # The type of one value: int in ``int``, ``int | None`` and ``tuple[int, ...]``.
         expected = (*get_args(types[entry.name]), types[entry.name])[0]
         given = tuple(value) if several and isinstance(value, list | tuple) else (value,)
-        for one in given:
-            require_type(one, expected, name)
-        values[entry.name] = given if several else value
+        given = tuple(require_type(one, expected, name) for one in given)
+        values[entry.name] = given if several else given[0]
     return kind(**fixed, **values)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from redi.api.results import TextResult
 from redi.backbone.text import TEMPLATES, class_embeddings, load_text_tower
+from redi.checks import require_type
 from redi.errors import ConfigError
 from redi.images import open_images
 from redi.images.classes import class_titles, listed_classes, prompt_names
@@ -30,6 +31,8 @@ def text(
     ``template`` is one prompt or a list of them, in which {} is the name. The file ``out`` is for
     :func:`redi.compare`, with the label source ``text``.
     """
+    require_type(out, str | Path, "out")
+    require_type(names, str | Path | None, "names")
     file, names = Path(out).expanduser(), None if names is None else Path(names).expanduser()
     if train is None and names is None:
         raise ConfigError("Name the classes: give --train DIR, --names FILE or both.")

@@ -53,6 +53,11 @@ class Backbone(nn.Module):
         self.has_cls: bool = getattr(self.config, "has_cls", self.prefix > 0)
         self.products = block_products(self.blocks[0], family.halves.mlp, self.width)
 
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether there is a head and it reads only the prefix, so that the last block can work for that alone."""
+        return self.head is not None and self.head.prefix_only
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickle, perhaps in a process that has not registered the attention function yet."""
         super().__setstate__(state)

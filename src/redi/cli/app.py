@@ -1,5 +1,6 @@
 """The application that all commands register with."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,8 +45,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of the arguments. An empty one, as of a variable that is not set, would mean this folder."""
         for before, text in zip(["", *args], args, strict=False):
-            if not text or (text.startswith("--") and text.endswith("=")):
-                name = text.rstrip("=") or (before if before.startswith("-") else "An argument")
+            if not text or re.fullmatch(r"--[\w-]+=", text):
+                name = text.removesuffix("=") or (before if before.startswith("-") else "An argument")
                 raise ConfigError(f"{name} is empty: give a value, or leave it out.")
         if args[0] == "accelerate":
             raise ConfigError(

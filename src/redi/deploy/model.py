@@ -79,7 +79,7 @@ class Accelerated(Published):
         super().__init__(backbone, setting.for_output(self.gives_maps))
         self.tuned = tuned  # the record that the setting comes from, for the model card
         self.original = original or origin(backbone.config)
-        self.prefix_only = backbone.head is not None and backbone.head.prefix_only
+        self.prefix_only = backbone.reads_prefix
         if setting.second_look is not None and backbone.head is None:
             raise ConfigError(NO_HEAD)
         self._schedules: dict[tuple[Geometry, bool], Schedule] = {}

@@ -84,9 +84,7 @@ def load_sample(
 def normalised_images(where: str, backbone: Backbone) -> Float[Tensor, "images channels height width"]:
     """Some images of a data set, spread evenly over it, as the input of the backbone."""
     images = open_pictures(where)
-    total = len(images.labels)
-    count = min(SOME, total)
-    chosen = [position * total // count for position in range(count)]
+    chosen = spread_evenly(range(len(images.labels)), SOME)
     pixels, _ = decode(ViewDataset(images, backbone.preprocessing, False, 0), chosen, 0)
     return backbone.preprocessing.normalise(pixels)
 

@@ -48,6 +48,11 @@ OWN_FILES = re.compile(
     r"|dense/((config|generation_config|preprocessor_config)\.json"
     r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json)"
 )
+#: Files that the processor of a vision-language model writes beside them. They are left as they are.
+PROCESSOR_FILES = re.compile(
+    r"(processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|chat_template\.jinja|merges\.txt|vocab\.txt|tokenizer\.model"
+)
 #: Options of ``from_pretrained`` that say where on the Hub a file is.
 HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 #: Options that transformers adds by itself, or that change nothing here.
@@ -169,6 +174,7 @@ def _own_files(folder: Path) -> list[str]:
         places.append(dense)
     visible = [entry for place in places for entry in place.iterdir() if not entry.name.startswith(".")]
     entries = [entry.relative_to(folder).as_posix() for entry in visible if entry not in places]
+    entries = [name for name in entries if not (is_ours and PROCESSOR_FILES.fullmatch(name))]
     for name in sorted(entries):
         if not (is_ours and OWN_FILES.fullmatch(name) and (folder / name).is_file()):
             raise ConfigError(f"{folder} holds {name}, which is not of an accelerated model: choose another folder.")

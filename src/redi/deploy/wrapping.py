@@ -12,7 +12,7 @@ from redi.backbone import Backbone
 from redi.backbone.own_input import load_with_own_input
 from redi.backbone.timm_loading import is_timm, live_timm
 from redi.checks import require_type
-from redi.deploy.model import Accelerated, assemble
+from redi.deploy.model import NO_HEAD, Accelerated, assemble
 from redi.deploy.parts import Parts, load_live, shared_copy, take_apart
 from redi.deploy.sample import normalised_images
 from redi.deploy.saved import RECORD
@@ -93,7 +93,8 @@ def accelerate(
         parts = Parts(live_timm(shared_copy(model)))
     else:
         raise BackboneError(
-            f"accelerate() takes a model of transformers or timm, a name or a folder, not a {type(model).__name__}."
+            f"accelerate() takes a model of transformers or timm, a name or a folder, not an object of the type "
+            f"{type(model).__name__}."
         )
     require_own_model(chosen, parts.backbone)
     faster = assemble(parts, chosen, tuned)
@@ -102,6 +103,8 @@ def accelerate(
     if images is not None:
         if reducer is not None:
             raise ConfigError("Second looks are set for our own reducer: leave out adaptive or reducer.")
+        if faster.backbone.head is None:
+            raise ConfigError(NO_HEAD)
         if isinstance(images, str | Path):
             images = normalised_images(str(images), faster.backbone)
         return with_second_look(faster, images)

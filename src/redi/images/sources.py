@@ -10,7 +10,7 @@ from redi.images.shards import ShardImages
 
 #: What may be given where classes are needed, and where they are not.
 LABELLED = "a folder with one folder per class, .tar shards, or hf:owner/name:split for a dataset on the Hub"
-PICTURES = f"a folder of images, or {LABELLED}"
+PICTURES = f"a folder of images, {LABELLED}"
 #: What marks a folder that ``save_to_disk`` of datasets has written.
 SAVED = ("state.json", "dataset_dict.json")
 PARQUET = (

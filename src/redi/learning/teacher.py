@@ -30,7 +30,7 @@ class Teacher:
     @property
     def prefix_only(self) -> bool:
         """Whether the output is made of the logits of a head that reads the prefix alone."""
-        return self.backbone.head is not None and self.backbone.head.prefix_only
+        return self.backbone.reads_prefix
 
     @property
     def measure(self) -> str:

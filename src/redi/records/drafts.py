@@ -7,6 +7,7 @@ process holds a lock on its drafts. So a draft without a lock was left by a kill
 A target that is a link is replaced by the new file; what the link leads to stays as it was.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -109,7 +110,10 @@ def is_cut_off(folder: Path, last: str) -> bool:
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Allow one process at a time to work on a file. The lock ends with the process, even if it is killed."""
+    """Allow one process at a time to work on a file. The lock ends with the process, even if it is killed.
+
+    Threads of one process do not exclude each other. Where the file system knows no locks, nobody is kept out.
+    """
     path = target.with_name(f".{target.name}.lock")
     while True:
         try:
@@ -119,14 +123,16 @@ def alone(target: Path) -> Iterator[None]:
         try:
             # lockf instead of flock, whose lock would survive in the forked workers of a killed process.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(descriptor)
+                raise ArtifactError(
+                    f"Another redi process is working on {target}: wait for it, or choose another --out."
+                ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
-            os.close(descriptor)  # its last holder has removed it in between
-        except OSError:
-            os.close(descriptor)
-            raise ArtifactError(
-                f"Another redi process is working on {target}: wait for it, or choose another --out."
-            ) from None
+        os.close(descriptor)  # its last holder has removed it in between
     try:
         yield
     finally:

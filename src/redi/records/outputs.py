@@ -132,8 +132,9 @@ def require_replaceable(out: Path, replaces: tuple[str, ...] = (), ours: Callabl
     It must be a record with the fields ``replaces``, or what ``ours`` knows; without either it must have our mark.
     """
     ours = partial(_is_record, fields=replaces) if replaces else ours or _is_marked
-    if os.path.lexists(out) and not ours(out):
-        raise ConfigError(f"--out {out} exists and was not written by redi, or is damaged. Choose another --out.")
+    empty = out.is_file() and not out.stat().st_size  # as of mktemp: it holds nothing that could be lost
+    if os.path.lexists(out) and not empty and not ours(out):
+        raise ConfigError(f"{out} exists and was not written by redi, or is damaged: choose another name.")
 
 
 def _is_record(path: Path, fields: tuple[str, ...]) -> bool:
@@ -141,15 +142,12 @@ def _is_record(path: Path, fields: tuple[str, ...]) -> bool:
 
 
 def _is_marked(path: Path) -> bool:
-    """Whether a picture or a model begins or ends with our mark, which all formats store as plain letters.
-
-    An empty file, as of mktemp, holds nothing that could be lost.
-    """
+    """Whether a picture or a model begins or ends with our mark, which all formats store as plain letters."""
     try:
         with path.open("rb") as file:
             head = file.read(_NEAR)
             file.seek(max(path.stat().st_size - _NEAR, 0))
-            return not head or MARK.encode() in head + file.read(_NEAR)
+            return MARK.encode() in head + file.read(_NEAR)
     except OSError:
         return False
 

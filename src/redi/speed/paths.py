@@ -132,7 +132,7 @@ def reduced_path(backbone: Backbone, row: str, reducer: Reducer, extent: Extent,
 def accelerated_path(backbone: Backbone, cost: float, dense_task: bool = False) -> TimedPath:
     """The path of an accelerated model at its default setting, with the shortcut of the last block if that is exact."""
     on, row = backbone.geometry, ACCELERATE_DENSE if dense_task else ACCELERATE
-    prefix_only = not dense_task and _reads_prefix(backbone)
+    prefix_only = not dense_task and backbone.reads_prefix
     try:
         setting = Setting(cost, task="dense" if dense_task else "classify")
         extent, reducer = setting.extent(on, prefix_only), setting.reducer
@@ -176,15 +176,11 @@ def _reduced(backbone: Backbone, reducer: Reducer, extent: Extent, scoring: bool
             watch = Watch(head_mean, blocks=(last,))
             backbone.encode(tokens, watch=(watch,))
             scores = norm01(watch.value(last).mean(dim=1)[:, backbone.prefix :])
-        if isinstance(reducer, Progressive) and not _reads_prefix(backbone):
+        if isinstance(reducer, Progressive) and not backbone.reads_prefix:
             return _full(backbone, tokens, reducer, extent)
         return reducer.apply(backbone, tokens, extent, scores if reducer.needs_score else None)
 
     return forward
-
-
-def _reads_prefix(backbone: Backbone) -> bool:
-    return backbone.head is not None and backbone.head.prefix_only
 
 
 def _full(backbone: Backbone, tokens: Tokens, reducer: Progressive, extent: Extent) -> Tensor:
