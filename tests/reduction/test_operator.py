@@ -273,7 +273,7 @@ def test_it_compiles_without_a_graph_break() -> None:
         (0.0, 0.5, 2, "no patch to merge into"),
         (-0.1, 0.5, 2, "fractions"),
         (float("nan"), 0.0, 2, "fractions"),
-        (0.5, 0.25, 0, "positive integer"),
+        (0.5, 0.25, 0, "must lie in 1 to 1,024"),
         (0.5, 0.25, 2.0, "type int"),
     ],
 )
