@@ -408,7 +408,7 @@ def ticking() -> Callable[[], float]:
 def result(small: Backbone) -> BenchResult:
     saved: list[int] = []
     config = BenchConfig(
-        backbone="small", reducers=("keep-merge-compress", "prune"), batch_sizes=(2,), repeats=4, seconds=1e9
+        backbone="small", reducers=("keep-merge-compress", "prune"), batch_sizes=(2,), repeats=4, seconds=1e6
     )
     measured = run_bench(
         config, backbone=small, backend="eager", clock=ticking(), save=lambda so_far: saved.append(len(so_far.rows))
