@@ -30,7 +30,7 @@ class LearnConfig:
     steps: Annotated[int, bounds.STEPS] = 150
     checks: Annotated[int, bounds.CHECKS] = 6  # how often the held-out images are looked at
     batch: Annotated[int, bounds.BATCH] = 32
-    # Of AdamW, at the start; it falls to 0 as a cosine. 0 means the method's own.
+    # AdamW's rate at the start; it falls to 0 as a cosine. 0 means the method's own.
     rate: Annotated[float, bounds.RATE] = 0.0
     # Side of the input in pixels; 0 means that of the checkpoint's processor.
     size: Annotated[int, bounds.SIZE] = 0

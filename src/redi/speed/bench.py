@@ -45,13 +45,13 @@ class BenchConfig:
     modes: tuple[str, ...] = ()  # eager, compile
     scoring: bool = True  # whether one-shot rows are also timed with the pass that scores
     repeats: Annotated[int, bounds.REPEATS_OR_DEFAULT] = 0
-    # Of timing per configuration; long calls are repeated less often.
+    # The time per configuration; long calls are repeated less often.
     seconds: Annotated[float, bounds.SECONDS] = 60.0
     threads: Annotated[int, bounds.THREADS] = 0  # CPU threads of torch
     device: str = "auto"
     quick: bool = False  # a smoke test
     budget: Budget = Budget()  # of one-shot reducers
-    # Of progressive reducers, relative to dense; 0 means the operator's.
+    # The cost of progressive reducers, relative to dense; 0 means the operator's.
     cost: Annotated[float, bounds.COST_OR_DEFAULT] = 0.0
 
     def resolved(self, device: torch.device) -> "BenchConfig":
